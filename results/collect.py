@@ -1,6 +1,7 @@
 """Collect benchmark runs into imagenet1000.csv and its manifest, and update the tables and figure of docs/results.md.
 
     python results/collect.py runs/KEY [runs/KEY ...]
+    python results/collect.py  # the same CSV from the committed values of each image
 
 Runs must have the same models, images and settings, and may have different methods. A method that is in several runs is
 taken from the last one. Values, intervals and tests are computed from the per-image values of all runs together, with
@@ -8,7 +9,8 @@ the functions of `vitrail report`. So methods of different runs are compared on 
 for all of them.
 
 The folder of a run must have manifest.json and either results.parquet or scores.parquet, which is the same without the
-columns of curves and much smaller.
+columns of curves and much smaller; ``studies/run_plan.py`` writes it as scores-MODEL.parquet. The values of each image
+of all runs are written to imagenet1000.parquet.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import argparse
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import show
+from image_values import read_values, store_values
 
 from vitrail.bench.plan import CONTROLS, Plan
 from vitrail.bench.protocols import protocol_targets
@@ -51,7 +54,8 @@ class CollectedRun:
     def __init__(self, folder: Path) -> None:
         self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.plan = Plan.model_validate(self.manifest["plan"])
-        tables = [folder / name for name in ("results.parquet", "scores.parquet") if (folder / name).is_file()]
+        names = ("results.parquet", "scores.parquet", "scores-*.parquet")
+        tables = [path for name in names for path in sorted(folder.glob(name))]
         if not tables:
             raise DataError(f"{folder} has neither results.parquet nor scores.parquet: finish the run first")
         self.rows = pl.read_parquet(tables[0], columns=list(RUN_COLUMNS))
@@ -92,15 +96,23 @@ def merge(runs: Sequence[CollectedRun]) -> tuple[pl.DataFrame, dict[str, str]]:
     return pl.concat(run.rows.filter(pl.col("method").is_in(methods_of[run.key])) for run in runs), source
 
 
-def csv_rows(runs: Sequence[CollectedRun]) -> Iterator[dict[str, Any]]:
-    """Rows of the CSV: every score of every method, in the order of the plans' protocols."""
-    rows, source = merge(runs)
-    for data in runs[0].plan.dataset:
-        own = [d for run in runs for d in run.plan.dataset if d.title == data.title]
-        names = list(dict.fromkeys(p for run, d in zip(runs, own, strict=True) for p in run.plan.protocols_of(d)))
+def csv_rows(
+    rows: pl.DataFrame, source: Mapping[str, str], datasets: Iterable[str], protocols: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Rows of the CSV: every score of every method, in the order of data sets and protocols.
+
+    Args:
+        rows: Values of each image.
+        source: Key of the run by method.
+        datasets: Titles of the data sets.
+        protocols: Names of the protocols of all data sets.
+    """
+    for dataset in datasets:
+        own = set(rows.filter(pl.col("dataset") == dataset)["protocol"].unique())
+        names = [name for name in dict.fromkeys(protocols) if name in own]
         predicted: dict[tuple[str, str], dict[str, MethodValues]] = {}
         for protocol, target in protocol_targets(names, ("predicted", "label")):
-            where = {"dataset": data.title, "protocol": protocol, "target": target}
+            where = {"dataset": dataset, "protocol": protocol, "target": target}
             scores = method_scores(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
             for metric in protocol_metrics(protocol, target):
                 given = {name: metric_values(own_scores, metric) for name, own_scores in scores.items()}
@@ -180,18 +192,24 @@ def _versions(versions: dict[str, str]) -> dict[str, str]:
 def main() -> None:
     """Collect runs from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, the newest last")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs, the newest last")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the CSV and its manifest")
     parser.add_argument("--page", type=Path, default=show.PAGE, help="page whose tables are updated")
     args = parser.parse_args()
     runs = [CollectedRun(folder) for folder in args.runs]
-    rows = list(csv_rows(runs))  # takes minutes; files are written only afterwards
+    values, about = args.out / f"{NAME}.parquet", args.out / f"{NAME}-manifest.json"
+    if runs:
+        store_values(merge(runs)[0], values)
+        text = json.dumps(manifest(runs), indent=2, ensure_ascii=False)
+        about.write_text(f"{text}\n", encoding="utf-8")
+    found = json.loads(about.read_text(encoding="utf-8"))
+    source = {method: run["key"] for run in found["runs"] for method in run["methods"]}
+    protocols = [name for run in found["runs"] for name in run["protocols"]]
+    rows = list(csv_rows(read_values(values), source, found["data"], protocols))  # takes minutes
     with (args.out / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    text = json.dumps(manifest(runs), indent=2, ensure_ascii=False)
-    (args.out / f"{NAME}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
     show.update(args.out, args.page)
 
 

@@ -13,7 +13,7 @@ RESULT = ROOT / "studies" / "results" / "funnybirds" / "funnybirds.json"
 COLUMNS = (
     ("completeness", "completeness"), ("correctness", "correctness"), ("contrastivity", "contrastivity"),
     ("controlled data", "controlled_data_check"), ("preservation", "preservation_check"),
-    ("deletion", "deletion_check"), ("distractibility", "distractibility"), ("t", "threshold"),
+    ("deletion", "deletion_check"), ("distractibility", "distractibility"), ("t", "threshold"), ("images", "images"),
 )  # fmt: skip
 
 
@@ -31,7 +31,11 @@ def birds_table() -> str:
 
     def row(name: str, own: dict[str, Any]) -> str:
         between = f" ({100 * own['low']:.1f} to {100 * own['high']:.1f})" if own.get("low") is not None else ""
-        return " | ".join([f"| `{name}`", cell(own["mean"]) + between, *(cell(own[key]) for _, key in COLUMNS)]) + " |"
+        cells = [cell(own[key]) for _, key in COLUMNS[:-1]]
+        return (
+            " | ".join([f"| `{name}`", cell(own["mean"]) + between, *cells, str(own.get("images", model["images"]))])
+            + " |"
+        )
 
     order = sorted(methods, key=mean, reverse=True)
     best = ", ".join(f"`{name}` {cell(methods[name]['mean'])}" for name in order[:4])
@@ -57,6 +61,6 @@ def birds_table() -> str:
         f"{own['target_sensitivity_images']} images. Methods in %, with the 95 % interval of the mean (bootstrap over "
         "images at the chosen t):"
     )
-    titles = [title if key == "threshold" else f"{title} ↑" for title, key in COLUMNS]
+    titles = [title if key in ("threshold", "images") else f"{title} ↑" for title, key in COLUMNS]
     head = [f"| method | mean ↑ | {' | '.join(titles)} |", f"|---|{'---|' * (1 + len(COLUMNS))}"]
     return "\n".join([ranking, "", caveat, "", about, "", *head, *(row(name, methods[name]) for name in order)])

@@ -162,7 +162,7 @@ def mean_rank_table(table: Table) -> str:
         beats = sum(table[key][name].beats_controls for key in table)
         tied = sum(table[key][name].tied for key in table)
         rows.append([f"`{name}`", f"{np.mean(own):.1f}", *(f"{x:.1f}" for x in own), str(tied), str(beats)])
-    head = ["method", "mean rank ↓", *TITLES.values(), "best or tied", "better than controls"]
+    head = ["method", "mean rank ↓", *TITLES.values(), "best or not significantly different", "better than controls"]
     return show._markdown(head, rows)  # noqa: SLF001 - the two scripts share their tables
 
 
@@ -178,7 +178,8 @@ def claims_table(table: Table) -> str:
         methods = sum(not by_model[0][name].control for name in shared)
         firsts = [f"`{cell.method}` {cell.text(cell.value)}" for cell in best]
         rows.append([f"{column.title} {best[0].arrow}", *firsts, ", ".join(tied) or "–", f"{len(better)} of {methods}"])
-    head = ["score", *TITLES.values(), "best or tied on all three", "better than controls on all three"]
+    tied_title = "best or not significantly different on all three"
+    head = ["score", *TITLES.values(), tied_title, "better than controls on all three"]
     return show._markdown(head, rows).replace("|---:|---:|---:|---:|", "|---|---|---|---|", 1)  # noqa: SLF001
 
 

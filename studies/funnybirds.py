@@ -2,6 +2,7 @@
 
     python -m training.funnybirds --assets ASSETS --out RUN
     python studies/funnybirds.py --assets ASSETS --weights RUN/funnybirds.safetensors --device cuda --out DIR
+    python studies/funnybirds.py --join DIR --out studies/results/funnybirds
 
 ``--assets`` has ``funnybirds/parts`` (the part models of the authors). Classes and 500 test scenes are drawn with
 fixed seeds. All 32 sets of parts of each scene, and each scene without each of its background objects, are rendered and
@@ -9,7 +10,8 @@ classified once; then each method explains four classes of each image. A method'
 the size of the image without interpolation.
 
 ``funnybirds.json`` has the scores of the model and of each method; ``funnybirds.parquet`` the values of each image at
-the method's threshold, NaN where a protocol leaves the image out. Both are written after each method.
+the method's threshold, NaN where a protocol leaves the image out. Both are written after each method. ``--images``
+takes every n-th scene, for methods of many passes. ``--join`` adds the methods of another run of the same weights.
 """
 
 from __future__ import annotations
@@ -108,14 +110,27 @@ def row_of(values: dict[str, Tensor]) -> tuple[dict[str, Any], np.ndarray]:
     return {k: round(v, 5) for k, v in {**found, "low": low, "high": high}.items()} | left_out, own
 
 
-def save(folder: Path, result: dict[str, Any], per_image: dict[str, np.ndarray]) -> None:
-    """Write the scores and the values of each image."""
+def save(folder: Path, result: dict[str, Any], per_image: dict[str, np.ndarray], numbers: list[int]) -> None:
+    """Write the scores and the values of each image, with the numbers of the scenes."""
     save_json(folder / "funnybirds.json", result)
     columns: dict[str, Any] = {"method": [m for m, v in per_image.items() for _ in v]}
-    columns["image"] = [i for v in per_image.values() for i in range(len(v))]
+    columns["image"] = numbers * len(per_image)
     table = np.concatenate(list(per_image.values())).astype(np.float32)
     columns |= {p: table[:, i] for i, p in enumerate(PROTOCOLS)}
     pq.write_table(pa.table(columns), folder / "funnybirds.parquet", compression="zstd")
+
+
+def join(folder: Path, out: Path) -> None:
+    """Add the methods of a run to results of the same model; a method that both have is replaced."""
+    results = [read_json(own / "funnybirds.json", None) for own in (out, folder)]
+    tables = [pq.read_table(own / "funnybirds.parquet") for own in (out, folder)]
+    old, new = results
+    kept = pa.array([method not in new["methods"] for method in tables[0]["method"].to_pylist()])
+    for row in new["methods"].values():
+        row["images"] = new["model"]["images"]
+    save_json(out / "funnybirds.json", {**old, "methods": {**old["methods"], **new["methods"]}})
+    joined = pa.concat_tables([tables[0].filter(kept), tables[1].cast(tables[0].schema)])
+    pq.write_table(joined, out / "funnybirds.parquet", compression="zstd")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -126,7 +141,8 @@ def run(args: argparse.Namespace) -> None:
     model = load_trained(args.weights, torch.device(args.device))
     renderer = BirdRenderer(args.assets / "funnybirds" / "parts", device=args.device, batch=args.batch)
     scenes = draw_bird_scenes(draw_bird_classes(), 10, removed=False, seed=TEST_SEED)
-    scenes = scenes[:: max(1, len(scenes) // args.images)][: args.images]
+    numbers = list(range(len(scenes)))[:: max(1, len(scenes) // args.images)][: args.images]
+    scenes = [scenes[i] for i in numbers]
     images, labels = renderer.render_with_parts(scenes)
     responses, seconds = timed(lambda: respond(model, renderer, scenes), args.device)
     print(f"{len(images)} scenes and their interventions: {seconds:.0f} s", flush=True)
@@ -162,17 +178,19 @@ def run(args: argparse.Namespace) -> None:
         result["methods"][method] = known | {"seconds": round(seconds, 2)}
         shown = ", ".join(f"{name} {100 * row[name]:.1f}" for name in (*DIMENSIONS, *PROTOCOLS))
         print(f"{method:28s} {shown}, {seconds:.1f} s ({clock})", flush=True)
-        save(args.out, result, per_image)
+        save(args.out, result, per_image, numbers)
 
 
 def main() -> None:
     """Parse the arguments and run."""
     parser = options(
-        __doc__, assets=..., batch=64, images=500, minutes=6.0, methods=list(METHODS), out=RESULTS / "funnybirds"
+        __doc__, assets=None, batch=64, images=500, minutes=6.0, methods=list(METHODS), out=RESULTS / "funnybirds"
     )
-    parser.add_argument("--weights", type=Path, required=True, help="weights of training.funnybirds")
+    parser.add_argument("--weights", type=Path, help="weights of training.funnybirds")
+    parser.add_argument("--join", type=Path, help="folder of another run, whose methods are added")
     parser.add_argument("--explained", type=int, default=50, help="images that are explained together (%(default)s)")
-    run(parser.parse_args())
+    args = parser.parse_args()
+    join(args.join, args.out) if args.join else run(args)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import grid_pointing
 import torch
 from leadlight_forms import _cosine, scaled
+from model_halves import explain as plain_explain
 from torch import Tensor
 
 from vitrail.capture.forward import forward_pass
@@ -24,6 +25,7 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.inputs.targets import resolve_target
 from vitrail.inputs.user_inputs import to_model_inputs
+from vitrail.methods.postprocess import upsample
 
 SPREAD, RATIO = "+keys", "+ratio"
 POWER, ROUNDS, MIX = 4, 2, 0.75
@@ -31,7 +33,6 @@ METHODS = ["leadlight", "leadlight:object", "iia", "dix", *(f"{s}{r}{SPREAD}" fo
            for r in ("", RATIO))]  # fmt: skip
 #: Methods whose quotient is leadlight's ratio: its relevance before the spreading, and its source.
 QUOTIENT = ("leadlight:mix=0", "vtranm:af+l")
-plain_explain = grid_pointing.explain
 
 
 def affinity(loaded: Any, images: Tensor) -> Tensor:
@@ -67,13 +68,12 @@ def explain(loaded: Any, images: Tensor, methods: Sequence[str], target: Any, **
             above, below = (found[name].grid.float().flatten(2) for name in QUOTIENT)
             relevance = relevance * above / below.clamp_min(1e-9 * below.amax())
         new = spread(relevance, W.to(relevance)).view_as(grid)
-        maps = grid_pointing.upsample(new, tuple(found[source].maps.shape[-2:]))
+        maps = upsample(new, tuple(found[source].maps.shape[-2:]))
         low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
         found[form] = replace(found[source], grid=new, maps=(maps - low) / (high - low).clamp_min(1e-12))
     return {name: found[name] for name in methods if name in found}
 
 
 if __name__ == "__main__":
-    grid_pointing.explain, grid_pointing.METHODS = explain, METHODS
     torch.set_grad_enabled(True)
-    grid_pointing.main()
+    grid_pointing.main(explain, METHODS)

@@ -69,52 +69,52 @@ def controls(lengths: list[int]) -> dict[str, list[np.ndarray[Any, Any]]]:
 
 
 def explain(
-    args: argparse.Namespace, model: Any, reading: TokenizerSettings, samples: list[Any]
-) -> tuple[dict[str, Any], Any]:
-    """Word scores by every method, NaN for truncated words; and seconds by method."""
-    scores: dict[str, list[Any]] = {name: [] for name in args.methods}
-    seconds = dict.fromkeys(args.methods, 0.0)
+    args: argparse.Namespace, model: Any, reading: TokenizerSettings, samples: list[Any], name: str
+) -> list[np.ndarray[Any, Any]]:
+    """Word scores of all reviews by a method, NaN for truncated words."""
+    scores: list[Any] = []
+    quick = dict(find(name)[1].quick) if args.quick else {}
     for start in range(0, len(samples), args.batch):
         part = samples[start : start + args.batch]
-        for name in args.methods:  # one at a time, to bound memory
-            started = time.perf_counter()
-            quick = dict(find(name)[1].quick) if args.quick else {}
-            found = vitrail.explain(
-                model, [s.text for s in part], methods={name: quick}, target=[s.label for s in part], tokenizer=reading,
-                batch_size=args.batch,
-            )  # fmt: skip
-            seconds[name] += time.perf_counter() - started
-            for text, sample in zip(found[name].text, part, strict=True):
-                assert text.words == sample.tokens
-                scores[name].append(np.where(text.seen, text.scores[0].double().numpy(), np.nan))
-        print(f"{min(start + args.batch, len(samples))}/{len(samples)} reviews", end="\r", file=sys.stderr, flush=True)
-    return scores, seconds
+        found = vitrail.explain(
+            model, [s.text for s in part], methods={name: quick}, target=[s.label for s in part], tokenizer=reading,
+            batch_size=args.batch,
+        )  # fmt: skip
+        for text, sample in zip(found[name].text, part, strict=True):
+            assert text.words == sample.tokens
+            scores.append(np.where(text.seen, text.scores[0].double().numpy(), np.nan))
+    return scores
 
 
 def measure(
     args: argparse.Namespace, model: Any, reading: TokenizerSettings, samples: list[Any]
 ) -> list[dict[str, Any]]:
-    """One row for each method and control."""
-    scores, seconds = explain(args, model, reading, samples)
+    """One row for each method and control; methods that the time did not suffice for are left out."""
     ids, words = [s.id for s in samples], [s.tokens for s in samples]
-    first = next(iter(scores.values()))
-    for name, own in controls([len(w) for w in words]).items():
-        scores[name] = [np.where(np.isnan(known), np.nan, values) for known, values in zip(first, own, strict=True)]
     truths = [span_mask(s.spans, len(s.tokens)) for s in samples]
     probability = class_probability(model, reading, args.batch)
     collected: dict[str, RationaleScores] = {}
-    clock = Clock(args.minutes)
-    for name, own in scores.items():
-        if collected and clock.is_over(f"the scores of {name}"):
-            break
+    seconds: dict[str, float] = {}
+    clock, first = Clock(args.minutes), None
+    further = controls([len(w) for w in words])
+    for name in [*further, *args.methods]:
+        if name in args.methods:
+            if collected and clock.is_over(name):
+                break
+            started = time.perf_counter()
+            own = explain(args, model, reading, samples, name)
+            seconds[name] = time.perf_counter() - started
+        else:
+            first = explain(args, model, reading, samples, "random") if first is None else first
+            own = [np.where(np.isnan(seen), np.nan, one) for seen, one in zip(first, further[name], strict=True)]
         clamp = not name.startswith("inverted")  # most scores of "inverted" are negative
         values = {**token_f1(own, truths, args.top, clamp), **word_average_precision(own, truths)}
         if not args.no_faithfulness:
             values |= comprehensiveness_sufficiency(probability, words, own, [s.label for s in samples])
         collected[name] = RationaleScores()
         collected[name].add(ids, values)
-        print(f"{name}: F1 {collected[name].macro().mean():.4f}", file=sys.stderr, flush=True)
-    save_values(args.out, collected)
+        print(f"{name}: F1 {collected[name].macro().mean():.4f}, {clock}", file=sys.stderr, flush=True)
+        save_values(args.out, collected)
     return _rows(args, collected, seconds)
 
 

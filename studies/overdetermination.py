@@ -13,7 +13,7 @@ import math
 import warnings
 
 import torch
-from grid_pointing import MODELS, load
+from model_halves import MODELS, load
 from study import Clock, manifest, options, read_json, save_json
 
 import vitrail

@@ -7,7 +7,8 @@ It does the same as ``vitrail bench``, with three differences. Parts are compute
 and methods of the first images first, so that a run that is stopped early has all models on fewer images. The tables
 are joined with pyarrow alone. And what it writes is what ``results/collect.py`` and ``results/three_models.py`` read:
 ``manifest.json`` and, for each model, ``scores-MODEL.parquet`` with the scores of all images for which every model and
-method is done, without curves.
+method is done, without curves. With ``--by-method``, methods are computed one after the other in the order given, and
+the table has those that are done on all images; others are in ``incomplete-MODEL.parquet``.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ def with_methods(plan: str, methods: Sequence[str], out: Path) -> Path:
     return out / "plan.toml"
 
 
-def finished_chunks(store: ResultsStore) -> list[Chunk]:
-    """Chunks of those images for which every model and method is done."""
-    missing = {(chunk.dataset, chunk.number) for chunk in store.missing()}
-    return [chunk for chunk in store.chunks if (chunk.dataset, chunk.number) not in missing]
+def finished_chunks(store: ResultsStore, by_method: bool) -> list[Chunk]:
+    """Chunks of those images for which every model and method is done, or of methods that are done on all images."""
+
+    def unit(chunk: Chunk) -> tuple[int, ...]:
+        return (chunk.model, chunk.group) if by_method else (chunk.dataset, chunk.number)
+
+    missing = {unit(chunk) for chunk in store.missing()}
+    return [chunk for chunk in store.chunks if unit(chunk) not in missing]
 
 
 def join(chunks: Sequence[Chunk], out: Path) -> int:
@@ -73,6 +78,7 @@ def main() -> None:
     parser.add_argument("--weights", action="append", default=[], metavar="MODEL=FILE")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", nargs="+", default=None, help="run these methods instead of the plan's")
+    parser.add_argument("--by-method", action="store_true", help="finish a method on all images before the next")
     parser.add_argument("--limit", type=int, default=None, help="maximum number of images of each data set")
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further part after this time")
     parser.add_argument("--out", type=Path, required=True)
@@ -84,7 +90,10 @@ def main() -> None:
     plan = with_methods(args.plan, args.methods, args.out) if args.methods else args.plan
     store = open_run(plan, args.out / "runs", device=args.device, overrides=overrides)
     engine = LocalEngine(1, args.device, store.context.plan.threads)
+    specs = store.context.plan.specs()
     missing = sorted(store.missing(), key=by_images)
+    if args.by_method:
+        missing.sort(key=lambda chunk: min(map(specs.index, chunk.methods)))
     print(f"{store.context.key}: {len(missing)} of {len(store.chunks)} parts to do", flush=True)
     spent: dict[tuple[int, str], float] = {}
     for count, chunk in enumerate(missing):
@@ -97,17 +106,23 @@ def main() -> None:
         spent[key] = spent.get(key, 0.0) + time.perf_counter() - before
         print(f"{chunk.name} {key[1]} {time.perf_counter() - before:.1f} s, "
               f"{time.perf_counter() - started:.0f} s in total", flush=True)  # fmt: skip
-    done = finished_chunks(store)
+    done = finished_chunks(store, args.by_method)
     rows = 0
     for index, model in enumerate(store.context.plan.models):
         own = [chunk for chunk in done if chunk.model == index]
         rows += join(own, args.out / f"scores-{model.title}.parquet") if own else 0
+        begun = [c for c in store.chunks if c.model == index and c not in own and c.path.is_file()]
+        if args.by_method and begun:
+            join(begun, args.out / f"incomplete-{model.title}.parquet")
     shutil.copy(store.folder / "manifest.json", args.out / "manifest.json")
     manifest = json.loads((args.out / "manifest.json").read_text(encoding="utf-8"))
     manifest["images"] = {
         data.title: len({i for chunk in done if chunk.dataset == d for i in chunk.indices})
         for d, data in enumerate(store.context.plan.dataset)
     }
+    if args.by_method:
+        manifest["plan"]["methods"] = [spec for spec in specs if any(spec in chunk.methods for chunk in done)]
+        manifest["plan"]["controls"] = False  # those that were computed are among the methods
     (args.out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     print(f"{rows} rows of {manifest['images']} images; by model and method: {spent}", flush=True)
 

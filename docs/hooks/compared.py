@@ -15,19 +15,30 @@ if TYPE_CHECKING:
 
 MARK = re.compile(r"<!-- compare: (\S+) -->")
 RESULTS = Path("studies") / "results" / "compare.json"
-HEADER = ("method", "faithfulness, points ↑", "tied", "class similarity ↓", "localisation ↑", "forward passes ↓")
+HEADER = (
+    "method",
+    "faithfulness, points ↑",
+    "difference to the first",
+    "class similarity ↓",
+    "localisation ↑",
+    "forward passes ↓",
+)
 
 
 def table(result: dict[str, Any]) -> str:
     """The rows of one model in Markdown: methods by faithfulness, then controls; the recommended method is bold."""
-    lines = [f"| {' | '.join(HEADER)} |", "|---|---:|:---:|---:|---:|---:|"]
+    lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
     for row in result["rows"]:
         value, low, high = (f"{100 * number:.1f}".replace("-", "−") for number in row["faithfulness"][:3])
+        apart = "–"
+        if row.get("to_best"):
+            gap, least, most = (f"{100 * number:+.1f}".replace("-", "−") for number in row["to_best"])
+            apart = f"{gap} [{least}, {most}]{'=' if row['tied_with_best'] else ''}"
         name = f"*{row['method']}* (control)" if row["control"] else f"`{row['method']}`"
         name = f"**{name}**" if row["method"] == result["recommended"] else name
         cells = [
-            name, f"{value} [{low}, {high}]", "" if row["control"] else "=" if row["tied_with_best"] else "",
-            _number(row["class_similarity"]), _number(row["localisation"]), f"{row['forwards']:.0f}",
+            name, f"{value} [{low}, {high}]", apart, _number(row["class_similarity"]), _number(row["localisation"]),
+            f"{row['forwards']:.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -113,7 +113,11 @@ def test_runs_are_merged_and_the_last_one_wins(scripts, tmp_path):
     collect, _ = scripts
     one = collect.CollectedRun(make_run(tmp_path / "a", "a", ["rollout", "gradtoken"]))
     two = collect.CollectedRun(make_run(tmp_path / "b", "b", ["gradtoken", "tam"], shift=0.3))
-    rows = list(collect.csv_rows([one, two]))
+    merged, source = collect.merge([one, two])
+    collect.store_values(merged, tmp_path / "values.parquet")
+    stored = collect.read_values(tmp_path / "values.parquet")
+    assert stored.height == merged.height
+    rows = list(collect.csv_rows(stored, source, ["few"], ["complexity", "pointing"]))
     energy = {r["method"]: r for r in rows if (r["score"], r["target"]) == ("energy", "label")}
     from_second = dict.fromkeys(("gradtoken", "tam", *CONTROLS), "b")
     assert {name: r["run"] for name, r in energy.items()} == {"rollout": "a"} | from_second

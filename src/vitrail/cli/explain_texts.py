@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from vitrail.cli.common import load_model, model_sentence, out, parse_targets, plain_table, progress_bar
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError, writing
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
 MIN_PROBABILITY = 0.001
@@ -112,12 +112,7 @@ class TextModel:
         return is_language_model(self.loaded.module)
 
     def targets(self, options: LanguageOptions, target: list[str] | None) -> Any:
-        """What is explained, as `vitrail.explain` takes it.
-
-        Args:
-            options: Options for language models.
-            target: Values of --target.
-        """
+        """What is explained, as `vitrail.explain` takes it."""
         row = options.row(target)
         if not self.language and row is not None:
             raise InputError("--token and --answer are for language models, and this model has classes: use --target")
@@ -150,18 +145,7 @@ def explain_texts(
     texts: list[str], reader: TextModel, methods: list[str] | None, target: list[str] | None,
     options: LanguageOptions, to: Path, check: bool, recompute: bool | None = None,
 ) -> None:  # fmt: skip
-    """Explain texts, print them in colour and write scores, a page and a figure.
-
-    Args:
-        texts: The texts.
-        reader: The model.
-        methods: Names of the methods; None for the default.
-        target: Values of --target.
-        options: Options for language models.
-        to: Folder of the results.
-        check: Whether each map is checked.
-        recompute: Whether activations are computed again, see `vitrail.explain`.
-    """
+    """Explain texts, print them in colour and write scores, a page and a figure."""
     from vitrail.pipeline.explain import explain as explain_inputs
     from vitrail.text.rendering import html, terminal
 
@@ -177,11 +161,9 @@ def explain_texts(
             recompute=recompute,
         )  # fmt: skip
     explanations.save(to)
-    try:
+    with writing(to, "choose another folder with --out"):
         (to / "text.html").write_text(html(explanations), encoding="utf-8")
         save_figure(explanations, to)
-    except OSError as error:
-        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
     first = next(iter(explanations.values()))
     for sentence in unlikely_targets(first):
         out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)

@@ -18,6 +18,8 @@ from vitrail.methods.shapley import players
 
 #: Steps of the proximal gradient method, and resamples for the standard error.
 STEPS, RESAMPLES = 1000, 64
+#: Most numbers in the Gram matrices of regressions that are fitted together.
+TOGETHER = 2**26
 
 
 def _cost(options: Mapping[str, Any], _: ModelSize, __: int) -> Cost:
@@ -80,9 +82,12 @@ def context_cite(
         present = torch.rand(masks, game.players, generator=generator, dtype=torch.float64) < share
         scores = game(present).mT  # (b, K, masks)
         scores = _log_odds(scores) if probe.classes is not None and probe.score == "logprob" else scores
-        fitted = lasso(present.double(), scores.flatten(0, 1), strength)
-        error = _standard_error(present.double(), scores.flatten(0, 1), strength, generator)
-        each = members.double() / members.sum(1, keepdim=True)
+        own = game.members.device
+        home = own if own.type == "cuda" else torch.device("cpu")  # some devices have no double precision
+        design, flat = present.to(home, torch.float64), scores.flatten(0, 1).to(home)
+        fitted = lasso(design, flat, strength)
+        error = _standard_error(design, flat, strength, generator)
+        each = (members.double() / members.sum(1, keepdim=True)).to(home)
         values.append((fitted.weights @ each).view(*scores.shape[:2], -1))
         errors.append((error @ each).view(*scores.shape[:2], -1))
     device, dtype = probe.model_inputs.tensors[0].device, method_dtype(probe.model)
@@ -149,6 +154,10 @@ def lasso(present: Tensor, scores: Tensor, strength: float) -> LinearModel:
 
 def _standard_error(present: Tensor, scores: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Standard deviation of the weights over resamples of the removals, shape (R, P)."""
-    drawn = torch.randint(len(present), (RESAMPLES, len(present)), generator=generator)
-    found = [lasso(present[drawn], one[drawn], strength).weights.std(0) for one in scores]
-    return torch.stack(found)
+    drawn = torch.randint(len(present), (RESAMPLES, len(present)), generator=generator).to(present.device)
+    found = []
+    for some in torch.split(scores, max(1, TOGETHER // (RESAMPLES * present.shape[1] ** 2))):
+        designs = present[drawn].repeat(len(some), 1, 1)
+        weights = lasso(designs, some[:, drawn].flatten(0, 1), strength).weights
+        found.append(weights.view(len(some), RESAMPLES, -1).std(1))
+    return torch.cat(found)

@@ -57,13 +57,6 @@ def explain_encoder_decoder(
 ) -> dict[str, Explanation]:
     """Explain what an encoder reads for words that its decoder writes.
 
-    Args:
-        loaded: The model.
-        inputs: Texts, or a dict of tensors for the encoder, with ``decoder_input_ids`` if the decoder has written
-            something already.
-        request: What is asked for.
-        explain: Function that explains tensors.
-
     Raises:
         InputError: Texts were given without a tokenizer, or the start token of the decoder is unknown.
         TargetError: Targets need answers that differ within one example.

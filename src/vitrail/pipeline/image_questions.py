@@ -93,14 +93,6 @@ def explain_image_questions(
 ) -> dict[str, Explanation]:
     """Explain questions about images.
 
-    Args:
-        loaded: The model.
-        inputs: Its arguments, as a processor returns them.
-        request: What is asked for.
-        language: Whether targets are tokens; otherwise they are classes.
-        explain: Function that explains tensors.
-        again: Function that explains other questions, for checks.
-
     Returns:
         Explanations by method: maps on the images, and the words of each text.
     """

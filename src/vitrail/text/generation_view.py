@@ -15,8 +15,7 @@ from vitrail.errors import require
 from vitrail.text.rendering import FOLD, FOLD_BELOW, MIN_SHADE, NEGATIVE, POSITIVE, UNFOLDED, on_white
 from vitrail.text.tokens import Span
 from vitrail.viz.colormap import to_image
-from vitrail.viz.notebook import data_uri
-from vitrail.viz.templating import render
+from vitrail.viz.templating import png_uri, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +95,7 @@ def _image(rows: GenerationRows) -> dict[str, Any] | None:
         return None
     values = [[round(value, 3) for value in one.flatten().tolist()] for one in shades]
     return {
-        "source": data_uri(to_image(rows.pixels)),
+        "source": png_uri(to_image(rows.pixels)),
         "rows": shades.shape[1],
         "columns": shades.shape[2],
         "shades": values,

@@ -19,12 +19,6 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
 
     Settings for sampling and penalties in the model's configuration are not used: what is generated is what the scores
     of the model say.
-
-    Args:
-        model: The model.
-        ids: Tokens of the text.
-        count: Most tokens.
-        end: Token that ends a text, besides those that the model names; it is not returned.
     """
     takes = signature(model.forward).parameters
     ends = _end_tokens(model) | ({end} if end is not None else set())

@@ -149,13 +149,7 @@ def with_continuation(prompt: EncodedPrompt, ids: Sequence[int], tokenizer: Any)
 
 
 def continuation_pieces(before: Sequence[int], ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """Characters that each generated token adds to a text; "" for a token that only begins a character.
-
-    Args:
-        before: Tokens before them, which decide on the space between two words.
-        ids: The generated tokens.
-        tokenizer: The tokenizer.
-    """
+    """Characters that each generated token adds to a text; "" for a token that only begins a character."""
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
