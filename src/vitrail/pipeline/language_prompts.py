@@ -251,7 +251,7 @@ def _regrouped(
             if count == 1:
                 own.append(_with_asked(_target_of(results[first], column), asked[b][k]))
             else:
-                own.append(_difference(results[first : first + count], asked[b][k]))
+                own.append(answer_difference(results[first : first + count], asked[b][k]))
         found.append(own)
     return found
 
@@ -268,7 +268,7 @@ def _with_asked(result: Explanation, asked: NamedTarget) -> Explanation:
     return replace(result, named_targets=((replace(result.named_targets[0][0], asked=asked),),))
 
 
-def _difference(results: Sequence[Explanation], asked: NamedTarget) -> Explanation:
+def answer_difference(results: Sequence[Explanation], asked: NamedTarget) -> Explanation:
     """The map of the first answer minus those of the others, weighted as in the gradient of their log-sum-exp."""
     records = [one.named_targets[0][0] for one in results if one.named_targets is not None]
     values = torch.tensor([getattr(one.pinned, "total", 0.0) for one in records[1:]], dtype=torch.float64)
