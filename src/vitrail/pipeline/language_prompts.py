@@ -275,7 +275,7 @@ def answer_difference(results: Sequence[Explanation], asked: NamedTarget) -> Exp
     weights = values.softmax(0).to(results[0].grid)
     if not isinstance(asked, Contrast):
         raise TargetError(f"{asked} has several terms and is no contrast")
-    length = min(one.grid.shape[2] for one in results)
+    length = min(one.grid.shape[-1] for one in results)
     others = [w * one.grid[..., :length] for w, one in zip(weights, results[1:], strict=True)]
     grid = results[0].grid[..., :length] - torch.stack(others).sum(0)
     pinned = replace(asked, first=records[0].pinned, against=tuple(one.pinned for one in records[1:]))
