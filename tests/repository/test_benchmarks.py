@@ -130,10 +130,10 @@ def test_rate_of_a_source_is_that_of_its_parts(bench):
     class Part:
         name, maps, folder = "part", 1, ""
 
-        def prepare(self, device):
+        def prepare(self, _device):
             pass
 
-        def compute(self, device):
+        def compute(self, _device):
             clock[0] += 2
             return Path
 
