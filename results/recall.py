@@ -236,7 +236,8 @@ def main() -> None:
         replaced = {(row["task"], row["method"]) for row in new}
         rows = [row for row in rows if (row["task"], row["method"]) not in replaced] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        manifests[manifest["plan"]["name"]] = manifest
+        labels = [one["label"] for one in manifest["plan"]["dataset"]]
+        manifests[manifest["plan"]["name"] if len(labels) > 1 else labels[0]] = manifest
     count = max(int(row["examples"]) for row in rows)
     rows = [row for row in rows if row["method"] not in POSITIONS] + position_rows(count)
     with file.open("w", encoding="utf-8", newline="") as stream:

@@ -159,7 +159,9 @@ def main() -> None:
         renewed = {(row["model"], row["task"], row["method"]) for row in new}
         rows = [row for row in rows if (row["model"], row["task"], row["method"]) not in renewed] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        manifests[manifest["plan"]["name"]] = manifest
+        name, methods = manifest["plan"]["name"], manifest["methods"]
+        some = name in manifests and len(methods) < len(manifests[name]["methods"])  # a run of further methods
+        manifests[f"{name}, {', '.join(methods)}" if some else name] = manifest
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,8 @@ FORMS = {
 }
 #: The default for texts first.
 METHODS = ["attnlrp:released", "gradsam:readout", *single_pass_methods(), "gradient_x_input", "random"]
+#: Scores that decrease from the start of a review, or from its end.
+CONTROLS = ("start first", "end first")
 #: Scores with one value per review, and whether higher is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
 
@@ -143,8 +147,9 @@ def choose(model: Any, tokenizer: Any, samples: list[Sample], words: Sequence[in
 
 def measure(
     model: Any, tokenizer: Any, prompts: Sequence[ReviewPrompt], methods: list[str], batch: int
-) -> list[dict[str, dict[str, float]]]:
-    """Scores by method of each review."""
+) -> list[tuple[float, dict[str, dict[str, float]]]]:
+    """Of each review the log-probability of the true word minus that of the other one, and scores by method."""
+    difference = differences(model, prompts, tokenizer.pad_token_id or 0, batch)
     found = vitrail.explain(
         model, [prompt.text for prompt in prompts], methods=methods, tokenizer=tokenizer,
         target=[token(prompt.own, prompt.other) for prompt in prompts],
@@ -153,7 +158,10 @@ def measure(
         found[method].grid[i, :, : len(prompt.ids)].double().cpu()
         for method in methods for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    every = [*prompts] * len(methods)
+    for sign in (-1, 1):  # the controls
+        tokens += [sign * torch.arange(len(prompt.ids), dtype=torch.float64)[None] for prompt in prompts]
+    names = [*methods, *CONTROLS]
+    every = [*prompts] * len(names)
     log_probability = continuation_log_probability(model, [[p.own] for p in every], tokenizer.pad_token_id or 0, batch)
     effect = continuation_faithfulness(
         log_probability, [p.ids for p in every], [own[0].numpy() for own in tokens],
@@ -162,10 +170,31 @@ def measure(
     words = [word_scores(own, p.offsets, p.spans)[0].numpy() for own, p in zip(tokens, every, strict=True)]
     marks = [p.marked for p in every]
     values = {"f1": token_f1(words, marks)["f1"].mean(1), **word_average_precision(words, marks), **effect}
-    return [
-        {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(methods)}
+    scores = [
+        {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(names)}
         for i in range(len(prompts))
     ]
+    return list(zip(difference.tolist(), scores, strict=True))
+
+
+def in_memory(call: Callable[[Any], list[Any]], prompts: Sequence[ReviewPrompt], clock: Clock) -> list[Any]:
+    """Results of a call for all prompts: in halves, or later, where other processes leave too little memory.
+
+    Prompts at the end are left out where time is over.
+    """
+    try:
+        return call(prompts)
+    except torch.OutOfMemoryError as error:
+        print(f"{len(prompts)} reviews do not fit: {str(error)[:80]}", flush=True)
+    torch.cuda.empty_cache()
+    if len(prompts) > 1:
+        middle = len(prompts) // 2
+        first = in_memory(call, prompts[:middle], clock)
+        return first + (in_memory(call, prompts[middle:], clock) if len(first) == middle else [])
+    if clock.is_over("the same review again"):
+        return []
+    time.sleep(5)
+    return in_memory(call, prompts, clock)
 
 
 def applicable(model: Any, tokenizer: Any, prompt: ReviewPrompt, methods: list[str]) -> list[str]:
@@ -207,18 +236,16 @@ def run(args: argparse.Namespace, file: Path) -> None:
         left = [key for key, prompt in prompts.items() if prompt.marked.any()]
         first, count = map(int, args.part.split("/"))
         groups = [left[i : i + args.together] for i in range(0, len(left), args.together)][first::count]
-        methods = None
+        methods = args.methods
         for group in groups:
             missing = [key for key in group if key not in done]
             if not missing or clock.is_over(", ".join(missing)):
                 continue
             own = [prompts[key] for key in missing]
-            methods = applicable(model, tokenizer, own[0], args.methods) if methods is None else methods
-            right = differences(model, own, tokenizer.pad_token_id or 0, args.batch)
-            for key, one, scores in zip(
-                missing, right, measure(model, tokenizer, own, methods, args.batch), strict=True
-            ):
-                write(id=key, difference=float(one), scores=scores)
+            methods = applicable(model, tokenizer, own[0], METHODS) if methods is None else methods
+            call = partial(measure, model, tokenizer, methods=methods, batch=args.batch)
+            for key, (difference, scores) in zip(missing, in_memory(call, own, clock), strict=False):
+                write(id=key, difference=difference, scores=scores)
             print(f"{len(missing)} reviews, {clock}", flush=True)
 
 
@@ -249,7 +276,7 @@ def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
 
 def main() -> None:
     """Measure, and write results and manifest."""
-    parser = options(__doc__, methods=METHODS, minutes=10.0, batch=32)
+    parser = options(__doc__, methods=None, minutes=10.0, batch=32)
     parser.add_argument("--model", type=Path, required=True, help="folder with a language model and its tokenizer")
     parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movie reviews")

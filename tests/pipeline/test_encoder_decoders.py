@@ -11,8 +11,8 @@ import torch
 import vitrail
 from tests.zoo.number_words import NumberWords
 from tests.zoo.written_words import CASES
-from vitrail.errors import InputError, NotApplicableError, TargetError
-from vitrail.targets import answer, token
+from vitrail.errors import InputError, NotApplicableError
+from vitrail.targets import answer, contrast, token
 
 pytest.importorskip("transformers")
 METHODS = ["transformer_mm", "attnlrp", "gradient_x_input"]
@@ -93,10 +93,6 @@ def test_what_does_not_fit_is_named():
     case = case_of("bart")
     with pytest.raises(InputError, match="read by its tokenizer: pass tokenizer="):
         vitrail.explain(case.model, ["w5 w6"], "attnlrp", target=token(7))
-    with pytest.raises(TargetError, match="append different answers"):
-        vitrail.explain(
-            case.model, case.inputs, "attnlrp", target=[[answer("w5 w6"), answer("w7 w8")]], tokenizer=NumberWords()
-        )
 
 
 def test_without_a_target_the_first_written_word_is_explained():
@@ -106,3 +102,22 @@ def test_without_a_target_the_first_written_word_is_explained():
     start = torch.tensor([[case.start]] * 2)
     best = case.model(**case.inputs, decoder_input_ids=start).logits[:, -1].argmax(-1).tolist()
     assert [row[0].pinned.index for row in found.named_targets] == best
+
+
+@pytest.mark.parametrize("name", ["bart", "trocr"])
+def test_a_contrast_of_answers_is_the_difference_of_their_maps(name):
+    """For gradient times input that is the map of the difference of log-probabilities."""
+    case, options = case_of(name), {"methods": ["gradient_x_input"], "tokenizer": NumberWords()}
+    first, second = answer("w7 w9"), answer("w8 w10 w11")
+    both, one, other = (
+        explain(case.model, case.inputs, target, **options)["gradient_x_input"]
+        for target in ([[contrast(first, second), second]], first, second)
+    )
+    scale = float(one.grid.abs().max())
+    assert both.grid.shape[:2] == both.maps.shape[:2] == (2, 2)
+    assert torch.allclose(both.grid[:, 0], one.grid[:, 0] - other.grid[:, 0], atol=1e-6 * scale)
+    assert torch.allclose(both.grid[:, 1], other.grid[:, 0], atol=1e-6 * scale)
+    assert float(both.maps[:, 0].abs().amax()) == pytest.approx(1)
+    assert both.maps.shape[2:] == one.maps.shape[2:]
+    pinned = both.named_targets[0][0].pinned
+    assert pinned.first.total == pytest.approx(one.named_targets[0][0].pinned.total, abs=1e-5)

@@ -87,6 +87,30 @@ def test_an_answer_is_appended_to_the_question():
     assert torch.allclose(e.grid[:, 0].flatten(1), expected[:, 1:17], atol=1e-6)
 
 
+def test_a_contrast_of_answers_is_the_difference_of_their_maps():
+    """For gradient times input that is the map of the difference of log-probabilities."""
+    from vitrail.targets import answer, contrast
+
+    case = case_of("llava")
+    first, second = answer("w7 w9"), answer("w8 w10 w11")
+
+    def explained(target):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return vitrail.explain(case.model, case.inputs, "gradient_x_input", tokenizer=TOKENIZER, target=target)
+
+    both, one, other = explained([[contrast(first, second), first]]), explained(first), explained(second)
+    assert both.grid.shape == (2, 2, 4, 4)
+    scale = float(one.grid.abs().max())
+    assert torch.allclose(both.grid[:, 0], one.grid[:, 0] - other.grid[:, 0], atol=1e-5 * scale)
+    assert torch.allclose(both.grid[:, 1], one.grid[:, 0], atol=1e-5 * scale)
+    for found, a, b in zip(both.text, one.text, other.text, strict=True):
+        assert torch.allclose(found.scores[0], a.scores[0] - b.scores[0], atol=1e-5 * scale)
+    pinned = both.named_targets[0][0].pinned
+    assert pinned.first.total == pytest.approx(one.named_targets[0][0].pinned.total, abs=1e-5)
+    assert pinned.against[0].total == pytest.approx(other.named_targets[0][0].pinned.total, abs=1e-5)
+
+
 def test_padding_on_the_left_changes_nothing():
     case = case_of("llava")
     row = {name: value[:1] for name, value in case.inputs.items()}

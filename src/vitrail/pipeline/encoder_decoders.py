@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import SPECIAL_TOKENS
-from vitrail.errors import InputError, MapWarning, TargetError
+from vitrail.errors import InputError, MapWarning
 from vitrail.inputs.user_inputs import to_model_inputs
-from vitrail.methods.postprocess import is_constant, normalise
+from vitrail.methods.postprocess import is_constant, normalise, upsample
 from vitrail.models.loaded import LoadedModel
 from vitrail.pipeline.explanation import Explanation
+from vitrail.pipeline.language_prompts import answer_difference
 from vitrail.pipeline.request import Request
 from vitrail.targets.bound_targets import has_named_target
 from vitrail.targets.language_targets import TargetTerm, language_rows, target_terms
@@ -59,9 +60,8 @@ def explain_encoder_decoder(
 
     Raises:
         InputError: Texts were given without a tokenizer, or the start token of the decoder is unknown.
-        TargetError: Targets need answers that differ within one example.
     """
-    given, prompts = _encoder_inputs(loaded.module, inputs, request.tokenizer)
+    given, prompts = encoder_inputs(loaded.module, inputs, request.tokenizer)
     main = "input_ids" if prompts is not None else None
     model_inputs = to_model_inputs(
         {k: v for k, v in given.items() if k != SPECIAL_TOKENS}, loaded, request.roles, request.of or main,
@@ -76,9 +76,8 @@ def explain_encoder_decoder(
         return {label: _with_text(e, prompts, request) for label, e in results.items()}
     asked = language_rows(request.target, count, tokenizer)
     terms = [[target_terms(one, start.shape[1]) for one in row] for row in asked]
-    calls = _calls(terms)
-    found: dict[str, list[Explanation]] = {}
-    for call in calls:
+
+    def run(call: _DecoderCall) -> dict[str, Explanation]:
         rows = torch.tensor(call.examples)
         arguments = {name: value[rows] if _by_example(value, count) else value for name, value in given.items()}
         forced = torch.tensor([call.forced] * len(rows), dtype=start.dtype).view(len(rows), -1)
@@ -86,8 +85,16 @@ def explain_encoder_decoder(
         target = [[term.target for term in row] for row in call.terms]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
-            for label, e in explain(loaded, arguments, replace(inner, target=target)).items():
-                found.setdefault(label, []).append(e)
+            return explain(loaded, arguments, replace(inner, target=target))
+
+    found: dict[str, list[Explanation]] = {}
+    if any(len({term.forced for one in row for term in one}) > 1 for row in terms):
+        parts = [_by_terms(i, row, asked[i], run) for i, row in enumerate(terms)]
+    else:
+        parts = [run(call) for call in _calls(terms)]
+    for part in parts:
+        for label, e in part.items():
+            found.setdefault(label, []).append(e)
     return {label: _with_text(_joined(parts), prompts, request) for label, parts in found.items()}
 
 
@@ -95,7 +102,7 @@ def _by_example(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
 
 
-def _encoder_inputs(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[dict[str, Any], list[EncodedPrompt] | None]:
+def encoder_inputs(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[dict[str, Any], list[EncodedPrompt] | None]:
     """The arguments for the encoder, and its texts where it reads texts."""
     if isinstance(inputs, Mapping):
         given = dict(inputs)
@@ -139,17 +146,36 @@ def decoder_start(model: nn.Module, given: Mapping[str, Any], count: int) -> Ten
 
 def _calls(terms: Sequence[Sequence[tuple[TargetTerm, ...]]]) -> list[_DecoderCall]:
     """The calls that some targets need: one where nothing is appended, else one for each example."""
-    for row in terms:
-        if any(len(one) > 1 for one in row) or len({one[0].forced for one in row}) > 1:
-            raise TargetError(
-                "the targets of one example append different answers to the decoder: explain each answer in a call of "
-                "its own"
-            )
     appended = [row[0][0].forced for row in terms]
     own = tuple(tuple(one[0] for one in row) for row in terms)
     if len(set(appended)) == 1:
         return [_DecoderCall(tuple(range(len(terms))), appended[0], own)]
     return [_DecoderCall((i,), appended[i], (own[i],)) for i in range(len(terms))]
+
+
+def _by_terms(
+    example: int, row: Sequence[tuple[TargetTerm, ...]], asked: Sequence[Any],
+    run: Callable[[_DecoderCall], dict[str, Explanation]],
+) -> dict[str, Explanation]:  # fmt: skip
+    """Targets of one example whose answers differ, each in a call of its own; a contrast is a difference of maps."""
+    found: dict[str, list[Explanation]] = {}
+    for terms, target in zip(row, asked, strict=True):
+        own = [run(_DecoderCall((example,), term.forced, ((term,),))) for term in terms]
+        for label, first in own[0].items():
+            result = first if len(own) == 1 else answer_difference([part[label] for part in own], target)
+            if result.grid.dim() == 4 and len(own) > 1:
+                size = (int(first.maps.shape[-2]), int(first.maps.shape[-1]))
+                result = replace(result, maps=normalise(upsample(result.grid, size), signed=True).float())
+            found.setdefault(label, []).append(result)
+    return {label: _side_by_side(targets) for label, targets in found.items()}
+
+
+def _side_by_side(targets: Sequence[Explanation]) -> Explanation:
+    """One explanation of several targets of one example."""
+    joined = {name: torch.cat([getattr(e, name) for e in targets], 1) for name in ("maps", "grid", "constant")}
+    records = tuple(record for e in targets for record in (e.named_targets or ((),))[0])
+    seconds, signed = sum(e.seconds for e in targets), any(e.signed for e in targets)
+    return replace(targets[0], **joined, named_targets=(records,), signed=signed, seconds=seconds, source=None)  # type: ignore[arg-type]
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrail.capture.inputs import SPECIAL_TOKENS
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import PromptSource
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models import LoadedModel
+from vitrail.pipeline.call_generation import explain_call_generation
+from vitrail.pipeline.encoder_decoders import encoder_inputs, is_encoder_decoder
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.generation_explanation import GenerationExplanation
-from vitrail.pipeline.image_generation import explain_image_generation
 from vitrail.pipeline.image_questions import is_image_question
 from vitrail.pipeline.prepared_model import unwrapped_model
 from vitrail.pipeline.text_windows import spans_of
@@ -49,8 +51,8 @@ def explain_generation(
 
     Args:
         model: The model, or what ``load`` returned.
-        prompt: A text, or a chat as a list of messages; or a list of these. For a vision-language model what its
-            processor returned, for one or several images.
+        prompt: A text, or a chat as a list of messages; or a list of these. For a vision-language model, and for an
+            encoder–decoder of images or sound, what its processor returned.
         method: A method's name, as for `vitrail.explain`.
         tokenizer: The model's fast tokenizer, or `vitrail.text.TokenizerSettings`.
         processor: The processor of a vision-language model; the same as ``tokenizer``.
@@ -78,9 +80,9 @@ def explain_generation(
             "the words of a language model are read by its tokenizer: pass tokenizer=…, or processor=… for a question "
             "about an image"
         )
-    if is_image_question(prompt):
+    if is_image_question(prompt) or is_encoder_decoder(loaded.module):
         options["batch_size"] = batch_size
-        return _about_images(loaded, prompt, method, tokenizer, max_new_tokens, continuation, score, units, options)
+        return _of_calls(loaded, prompt, method, tokenizer, max_new_tokens, continuation, score, units, options)
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
     single = isinstance(prompt, str) or is_chat(prompt)
     encoded = encode_prompts(prompt, settings)
@@ -107,15 +109,20 @@ def explain_generation(
     return results[0] if single else results
 
 
-def _about_images(
+def _of_calls(
     loaded: LoadedModel, inputs: Any, method: str | None, processor: Any, count: int, continuation: Any,
     score: str | None, units: Any, options: dict[str, Any],
 ) -> GenerationExplanation | list[GenerationExplanation]:  # fmt: skip
-    """Explain questions about images, one after the other."""
+    """Explain questions about images, or inputs of an encoder–decoder, one after the other."""
     if units is not None:
-        raise OptionError(f"units={units!r}: of a prompt with an image, words are the sources; leave units out")
-    call = to_model_inputs(dict(inputs), loaded, options.get("roles"), "input_ids", None)
-    single = call.batch == 1
+        raise OptionError(
+            f"units={units!r}: the sources are words for prompts with an image or for an encoder; leave units out"
+        )
+    arguments = dict(inputs) if is_image_question(inputs) else encoder_inputs(loaded.module, inputs, processor)[0]
+    arguments.pop(SPECIAL_TOKENS, None)
+    main = "input_ids" if "input_ids" in arguments else None
+    call = to_model_inputs(arguments, loaded, options.get("roles"), main, None)
+    single = call.batch == 1 and not isinstance(inputs, list | tuple)
     given = [continuation] if single else [None] * call.batch if continuation is None else list(continuation)
     if len(given) != call.batch or (not single and isinstance(continuation, str)):
         raise InputError(f"{call.batch} prompts need a list of as many continuations, or continuation=None")
@@ -123,7 +130,7 @@ def _about_images(
     for i, text in enumerate(given):
         kept = call.select(slice(i, i + 1)).kwargs
         own = {name: value for name, value in kept.items() if value is not None}
-        found.append(explain_image_generation(loaded, own, method, processor, count, text, score, options))
+        found.append(explain_call_generation(loaded, own, method, processor, count, text, score, options))
     return found[0] if single else found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import (
@@ -33,10 +34,11 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.encoder_decoders import DECODER_IDS, decoder_start, is_encoder_decoder
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
+from vitrail.pipeline.language_prompts import answer_difference
 from vitrail.pipeline.request import Request
 from vitrail.pipeline.results import with_checks
 from vitrail.targets.bound_targets import Rows, has_named_target
-from vitrail.targets.language_targets import language_rows, target_terms
+from vitrail.targets.language_targets import TargetTerm, language_rows, target_terms
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.text_units import unit_of_tokens
@@ -112,33 +114,69 @@ def explain_image_questions(
     asked = language_rows(request.target, len(prompts), tokenizer)
     before = [inputs[DECODER_IDS].shape[1] if writes else len(prompt.ids) for prompt in prompts]
     terms = [[target_terms(one, length) for one in row] for row, length in zip(asked, before, strict=True)]
-    if any(len(one) > 1 for row in terms for one in row):
-        raise NotApplicableError(
-            "a contrast of answers of several tokens needs two calls with different words: explain both answers and "
-            "subtract the maps, or contrast their first tokens with targets.token"
-        )
     if not any(one[0].forced for row in terms for one in row):
         rows = [[one[0].target for one in row] for row in terms]
         found = [_explained(loaded, model_inputs, replace(request, target=rows), explain)]
         return _assembled(found, asked, call)
-    found = []
+    found, several = list[_StreamResult](), any(len({term.forced for one in row for term in one}) > 1 for row in terms)
     for i, (row, prompt) in enumerate(zip(terms, prompts, strict=True)):
-        if len({one[0].forced for one in row}) > 1:
+
+        def explained(forced: Sequence[int], targets: Sequence[Any], i: int = i, prompt: Any = prompt) -> _StreamResult:
+            longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, forced)
+            one_row = replace(request, target=[list(targets)])
+            return replace(_explained(loaded, longer, one_row, explain), continued=not writes)
+
+        if several:
+            found.append(_by_terms(row, asked[i], explained))
+        else:
+            found.append(explained(row[0][0].forced, [one[0].target for one in row]))
+    if several and request.check:
+        raise NotApplicableError("answers that differ cannot be checked together: explain each in a call of its own")
+    results = _assembled(found, asked, call)
+    # A check evaluates one sequence of words, and these are several.
+    return {label: replace(e, source=None) for label, e in results.items()} if several else results
+
+
+def _by_terms(
+    row: Sequence[tuple[TargetTerm, ...]], asked: Sequence[Any], explained: Callable[..., _StreamResult]
+) -> _StreamResult:
+    """Targets of one example whose answers differ, each in a call of its own; a contrast is a difference of maps."""
+    parts: list[_StreamResult] = []
+    found: dict[str, list[Explanation]] = {}
+    for terms, target in zip(row, asked, strict=True):
+        own = [explained(term.forced, [term.target]) for term in terms]
+        if any(part.stream.owners is None for part in own):
             raise NotApplicableError(
-                "targets of one image with answers that differ: explain them in calls of their own"
+                "answers that differ need calls with different words, and the image tokens of this model have no place "
+                "on the image: explain each answer in a call of its own"
             )
-        longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
-        one_row = replace(request, target=[[one[0].target for one in row]])
-        found.append(replace(_explained(loaded, longer, one_row, explain), continued=not writes))
-    return _assembled(found, asked, call)
+        parts += own
+        for label, first in own[0].results.items():
+            pieces = [part.results[label] for part in own]
+            found.setdefault(label, []).append(first if len(own) == 1 else answer_difference(pieces, target))
+    longest = max(parts, key=lambda part: part.stream.vectors.shape[1])
+    width = longest.stream.vectors.shape[1]
+    return replace(longest, results={label: _side_by_side(several, width) for label, several in found.items()})
 
 
-def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
+def _side_by_side(targets: Sequence[Explanation], width: int) -> Explanation:
+    """One explanation of several targets of one example, over a stream of some positions."""
+    grid = torch.cat([pad(one.grid, (0, width - one.grid.shape[-1])) for one in targets], 1)
+    records = tuple(record for one in targets for record in (one.named_targets or ((),))[0])
+    return replace(
+        targets[0], grid=grid, maps=grid, constant=torch.cat([one.constant for one in targets], 1),
+        named_targets=(records,), signed=any(one.signed for one in targets),
+        seconds=sum(one.seconds for one in targets),
+    )  # fmt: skip
+
+
+def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt | None, forced: Sequence[int]) -> ModelInputs:
     """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder."""
     written = model_inputs.kwargs.get(DECODER_IDS)
     if isinstance(written, Tensor):
         more = torch.tensor([list(forced)], device=written.device, dtype=written.dtype)
         return model_inputs.swap(written, torch.cat([written, more], 1))
+    assert prompt is not None, "a decoder reads words"
     ids = model_inputs.kwargs["input_ids"]
     columns, more = torch.tensor(prompt.columns, device=ids.device), torch.tensor([list(forced)], device=ids.device)
     for name, fill in (("input_ids", None), *_BY_WORD.items()):

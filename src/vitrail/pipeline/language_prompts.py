@@ -251,7 +251,7 @@ def _regrouped(
             if count == 1:
                 own.append(_with_asked(_target_of(results[first], column), asked[b][k]))
             else:
-                own.append(_difference(results[first : first + count], asked[b][k]))
+                own.append(answer_difference(results[first : first + count], asked[b][k]))
         found.append(own)
     return found
 
@@ -268,14 +268,14 @@ def _with_asked(result: Explanation, asked: NamedTarget) -> Explanation:
     return replace(result, named_targets=((replace(result.named_targets[0][0], asked=asked),),))
 
 
-def _difference(results: Sequence[Explanation], asked: NamedTarget) -> Explanation:
+def answer_difference(results: Sequence[Explanation], asked: NamedTarget) -> Explanation:
     """The map of the first answer minus those of the others, weighted as in the gradient of their log-sum-exp."""
     records = [one.named_targets[0][0] for one in results if one.named_targets is not None]
     values = torch.tensor([getattr(one.pinned, "total", 0.0) for one in records[1:]], dtype=torch.float64)
     weights = values.softmax(0).to(results[0].grid)
     if not isinstance(asked, Contrast):
         raise TargetError(f"{asked} has several terms and is no contrast")
-    length = min(one.grid.shape[2] for one in results)
+    length = min(one.grid.shape[-1] for one in results)
     others = [w * one.grid[..., :length] for w, one in zip(weights, results[1:], strict=True)]
     grid = results[0].grid[..., :length] - torch.stack(others).sum(0)
     pinned = replace(asked, first=records[0].pinned, against=tuple(one.pinned for one in records[1:]))

@@ -1,4 +1,4 @@
-"""Tokens that vision-language models write, explained one by one, in the words and in the image."""
+"""Tokens that vision-language models and encoder–decoders write, explained one by one, in words and images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import vitrail
+from tests.zoo.number_words import NumberWords
+from tests.zoo.pairs import WIDTH
 from tests.zoo.vision_language import CASES, TOKENIZER
 from vitrail.errors import InputError, OptionError
 from vitrail.targets import answer, token
@@ -102,6 +104,49 @@ def test_what_does_not_fit_is_refused():
         vitrail.explain_generation(model, inputs, tokenizer=TOKENIZER, units="sentences")
     with pytest.raises(InputError, match="2 prompts need a list of as many continuations"):
         vitrail.explain_generation(model, case_of("llava").inputs, tokenizer=TOKENIZER, continuation="w9")
+
+
+@pytest.mark.parametrize("name", ["t5", pytest.param("trocr", marks=pytest.mark.slow)])
+def test_sources_of_an_encoder_decoder_are_those_of_its_encoder(name):
+    """Every row is the explanation of the token after those that the decoder has written."""
+    words = name == "t5"
+    tokenizer = NumberWords()
+    model = encoder_decoder(name)
+    given = "w5 w9 w12" if words else {"pixel_values": torch.randn(1, 3, 64, 64)}
+    g = vitrail.explain_generation(model, given, "gradient_x_input", tokenizer=tokenizer, continuation=[7, 9])
+    assert g.words == ("w7", "w9")
+    assert g.matrix.shape == (2, 5 if words else 2)
+    assert g.prompt.split() == (["w5", "w9", "w12"] if words else [])
+    inputs = {"input_ids": torch.tensor([[5, 9, 12]])} if words else given
+    for t, index in enumerate((7, 9)):
+        written = {**inputs, "decoder_input_ids": torch.tensor([[0, 7][: t + 1]])}
+        e = vitrail.explain(model, written, "gradient_x_input", tokenizer=tokenizer, target=token(index))
+        with torch.no_grad():
+            expected = float(model(**written).logits[0, -1].log_softmax(-1)[index])
+        assert g.log_probabilities[t] == pytest.approx(expected, abs=1e-5)
+        if words:
+            assert torch.allclose(g.matrix[t, :3], e.text[0].token_scores[0].float(), atol=1e-6)
+        else:
+            assert torch.allclose(g.grid[t], e.grid[0, 0].float(), atol=1e-6)
+            assert g.image_overlay(t).size == (64, 64)
+
+
+def encoder_decoder(name):
+    import transformers
+
+    torch.manual_seed(0)
+    if name == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 60}
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes)).eval()
+    encoder = transformers.ViTConfig(**WIDTH, image_size=64, patch_size=16)
+    decoder = transformers.TrOCRConfig(
+        vocab_size=60, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+        cross_attention_hidden_size=32, max_position_embeddings=32,
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = 0, 1
+    return transformers.VisionEncoderDecoderModel(config).eval()
 
 
 @pytest.mark.parametrize("start", [True, False])
