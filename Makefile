@@ -3,7 +3,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 OUT ?= out/demo
 WORKERS ?= 2
-# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured.
+SLOW ?= slow and not exhaustive
+# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured, see tests/conftest.py.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=)
 export NO_MKDOCS_2_WARNING = 1
 
@@ -17,15 +18,15 @@ test: .venv/.dev  ## lint, types and the fast tests, side by side
 
 test-all:  ## everything: all tests, doctests, coverage, documentation, wheel
 	$(MAKE) test COVERAGE=1
-	$(MAKE) test-rest COVERAGE=1
+	$(MAKE) test-rest COVERAGE=1 SLOW=slow
 
 test-fast: .venv/.dev
 	$(PYTEST) -m "not slow"
 
 test-rest: .venv/.docs  ## what make test leaves out
-	$(PYTEST) -m slow $(if $(COVERAGE),--cov-append)
+	$(PYTEST) -m "$(SLOW)" $(if $(COVERAGE),--cov-append)
 	$(if $(COVERAGE),$(PY) .ci/coverage.py)
-	$(MAKE) docs wheel
+	$(MAKE) -j2 docs wheel
 
 lint: .venv/.dev
 	$(PY) -m ruff check .

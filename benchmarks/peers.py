@@ -175,7 +175,7 @@ def peers(
             if library != "bare":
                 row["forwards"] = forwards[name]
             if library != "vitrail" and method in COMPARED and f"vitrail {method}" in rows:
-                pair = torch.stack([calls[f"vitrail {method}"](), calls[name]()]).double()
+                pair = torch.stack([calls[one]().double().cpu() for one in (f"vitrail {method}", name)])
                 row["correlation"] = float(torch.corrcoef(pair)[0, 1])
             print(f"{name:44s} forwards {row.get('forwards')}  correlation {row.get('correlation')}", flush=True)
         results.append({"case": case, "rows": rows, "failed": failed | missing, "libraries": _versions()})

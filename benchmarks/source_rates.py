@@ -42,13 +42,15 @@ def encoded_images(assets: Path | None, count: int, side: int) -> list[bytes]:
         images = (Image.fromarray(render(number, 2).image) for number in range(count))
     else:
         images = (Image.open(path).convert("RGB") for path in sorted(assets.glob("imagenet/val/*/*.JPEG"))[:count])
-    found = []
-    for image in images:
+
+    def encoded(image: Image.Image) -> bytes:
         content = io.BytesIO()
         scale = side / min(image.size) if assets is not None else 1
         image.resize((round(image.width * scale), round(image.height * scale))).save(content, "JPEG", quality=95)
-        found.append(content.getvalue())
-    return list(islice(cycle(found), count))
+        return content.getvalue()
+
+    with ThreadPoolExecutor() as pool:
+        return list(islice(cycle(list(pool.map(encoded, images))), count))
 
 
 def write_shards(folder: Path, files: list[bytes], per_shard: int) -> None:
@@ -158,8 +160,8 @@ def source_rates(
             sections[name] = timed.milliseconds() or sections.get(name)
 
         def command_in_memory(repeat: int) -> float:
-            def reader(task: FolderChunk, _: str) -> Callable[[int], Tensor]:
-                return lambda index: inputs[task.images[index].id]
+            def reader(task: FolderChunk, _: str, group: int) -> Callable[[int], list[Tensor]]:
+                return lambda start: [inputs[item.id] for item in task.images[start : start + group]]
 
             with mock.patch.object(FolderChunk, "_reader", reader):
                 return from_shards(1, f"memory{repeat}", "command_in_memory")
@@ -189,6 +191,7 @@ def source_rates(
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
         from_shards(1, "first")  # the same, and processes that decode have started
+        folder._decoder().wait()  # noqa: SLF001
         waited.clear()
         processor.clear()
         for repeat in range(run.repeats or run.count(3, 1)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on t
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-#: Cases of a parametrised test in which coverage is measured.
-MEASURED_CASES = 4
+#: Folders and files whose slow tests count for coverage: they reach code that fast tests do not.
+MEASURED = {"capture", "lrp", "methods", "models", "scores", "text", "zoo", "test_leaderboard.py", "test_ray.py"}
+#: Starts coverage in the processes that a test starts.
+COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -24,16 +27,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure coverage in the first cases of each test only: further cases run the same lines, half as fast again."""
-    if not config.pluginmanager.hasplugin("_cov"):
-        return
-    seen: Counter[str] = Counter()
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        if seen[test] >= MEASURED_CASES:
-            item.add_marker("no_cover")
-        seen[test] += 1
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run the other slow tests and their processes without coverage, with which they take half as long again."""
+    tracer = sys.gettrace()
+    is_measured = item.get_closest_marker("slow") is None or not MEASURED.isdisjoint(item.path.parts)
+    if tracer is None or is_measured:
+        return (yield)
+    config = os.environ.pop(COVERAGE_OF_PROCESSES, None)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
+        if config is not None:
+            os.environ[COVERAGE_OF_PROCESSES] = config
 
 
 @pytest.fixture(autouse=True)

@@ -230,13 +230,16 @@ def test_a_clip_of_two_towers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224", depth=2),
-             timm_model("beit_base_patch16_224", depth=2),
-             timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=2),
-             timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=2), open_clip_vit_b_32],
-    ids=["torchvision", "vit", "beit", "siglip", "dinov2", "open_clip"],
-)  # fmt: skip
+@pytest.mark.parametrize("make", [
+    pytest.param(timm_model("vit_base_patch16_224", depth=2), id="vit"),
+    pytest.param(open_clip_vit_b_32, id="open_clip"),
+    *(pytest.param(make, id=name, marks=pytest.mark.exhaustive) for name, make in {
+        "torchvision": torchvision_vit_b_16,
+        "beit": timm_model("beit_base_patch16_224", depth=2),
+        "siglip": timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=2),
+        "dinov2": timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=2),
+    }.items()),
+])  # fmt: skip
 def test_published_widths_say_the_same(make):
     """Published widths and numbers of tokens, in double precision: opened and bare models agree, and maps come out."""
     model = make().double().eval()
@@ -256,7 +259,7 @@ def test_published_widths_say_the_same(make):
     assert not found.constant.any()
 
 
-@pytest.mark.parametrize("einsum", [False, True])
+@pytest.mark.parametrize("einsum", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_values_before_attention_are_the_same_attention(einsum):
     _, plain, model_inputs = build("own:handwritten")

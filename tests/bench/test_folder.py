@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from html import unescape
 from urllib.parse import unquote
 
@@ -18,9 +17,10 @@ from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
 from vitrail.bench.folder_page import write_folder_page
 from vitrail.cli import app as cli
+from vitrail.data.decoding import ImageDecoder
 from vitrail.data.scenes import render
+from vitrail.data.source import FileSource, SourceItem
 from vitrail.errors import DataError
-from vitrail.models.decoding import ImageDecoder
 from vitrail.models.preprocess import Preprocess
 
 pl = pytest.importorskip("polars")
@@ -135,10 +135,8 @@ def test_images_decoded_ahead_in_processes_give_the_same_index(photos, tmp_path,
     options = {"recursive": True, "methods": ["rollout"], "chunk": 3, "batch": 2}
     expected = explain_folder(photos, tmp_path / "here", **options)
     decoder = ImageDecoder(1, start_after=0)
-    with Image.open(photos / "a.png") as image:
-        decoder("a.png", (photos / "a.png").read_bytes(), Preprocess((image.height, image.width)))
-    while decoder._free.empty():
-        time.sleep(0.01)
+    decoder(FileSource(), [SourceItem("a.png", str(photos / "a.png"))], Preprocess((32, 32)))
+    decoder._ready.wait()
     monkeypatch.setattr(folder, "ImageDecoder", lambda _: decoder)
     monkeypatch.setattr(folder.FolderChunk, "_reads_ahead", lambda *_: True)
     found = explain_folder(photos, tmp_path / "ahead", **options)

@@ -15,6 +15,8 @@ from vitrail.errors import DataError
 pytest.importorskip("polars")
 pytest.importorskip("pydantic")
 
+pytestmark = pytest.mark.slow
+
 PLAN = """
 name = "entry"
 models = ["scenes"]

@@ -74,7 +74,7 @@ def test_training_mode_and_forwards_are_restored():
     model = decoder("GPT2").train()
     plain = vitrail.explain(model, {"input_ids": words()}, "conservative_lrp", target=logit)
     found = vitrail.explain(model, {"input_ids": words()}, "conservative_lrp", target=logit, recompute=True)
-    assert torch.equal(found.grid, plain.grid), "no dropout in the second computation"
+    assert torch.allclose(found.grid, plain.grid, rtol=1e-5, atol=1e-7), "no dropout in the second computation"
     assert model.training
     assert not any("forward" in vars(block) for block in recomputable_blocks(model))
 

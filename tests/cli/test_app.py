@@ -160,6 +160,7 @@ def test_methods_and_models_are_listed():
     assert "timm:vit_tiny_patch16_224" in vitrail("models", "vit_tiny_patch16_224").stdout
 
 
+@pytest.mark.slow
 def test_doctor_prints_structure_and_versions():
     done = vitrail("doctor", "--model", "cifar10-distilled")
     assert done.returncode == 0, done.stderr

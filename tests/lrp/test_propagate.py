@@ -107,7 +107,7 @@ def parts_of(found: Relevances) -> list[torch.Tensor]:
     return [t for t in (*found.A, found.tokens, found.pixels, *found.blocks) if t is not None]
 
 
-@pytest.mark.parametrize("name", [*MAKERS, *ZOO])
+@pytest.mark.parametrize("name", [*MAKERS, *(pytest.param(name, marks=pytest.mark.slow) for name in ZOO)])
 def test_every_model(name):
     """Totals stay by the rules that say so, a batch is its inputs one by one, and the model is left as it was."""
     model, model_inputs = made(name)

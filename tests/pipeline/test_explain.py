@@ -290,6 +290,7 @@ def test_constant_maps_are_marked_in_figures():
     assert sum(text.get_text() == "no relevance" for axes in found.figure().axes for text in axes.texts) == 2
 
 
+@pytest.mark.slow
 def test_import_is_light():
     heavy = {"timm", "transformers", "torchvision", "matplotlib", "PIL", "open_clip", "pandas", "typer", "safetensors"}
     later = {"vitrail.scores", "vitrail.bench", "vitrail.web", "vitrail.cli"}

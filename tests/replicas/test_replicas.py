@@ -94,10 +94,16 @@ def batch_size(case: str) -> int:
 #: tests/battery/test_models.py.
 RUNS = [(kind, case, batch_size(case)) for kind in KINDS for case in CASES]
 RUNS += [(KINDS[0], case, 4 - batch_size(case)) for case in CASES]
-PARAMETERS = [
-    pytest.param(kind, case, size, marks=() if kind == KINDS[0] and size == batch_size(case) else pytest.mark.slow)
-    for kind, case, size in RUNS
-]
+
+
+def marks(kind: str, case: str, size: int) -> list[pytest.MarkDecorator]:
+    """None for the first model; options of a method on the other models are the widest sweep."""
+    if kind == KINDS[0]:
+        return [] if size == batch_size(case) else [pytest.mark.slow]
+    return [pytest.mark.slow, pytest.mark.exhaustive] if ":" in case else [pytest.mark.slow]
+
+
+PARAMETERS = [pytest.param(*run, marks=marks(*run)) for run in RUNS]
 
 
 @cache
@@ -110,11 +116,14 @@ def setting(kind: str):
     slow = cache(lambda size: vit.run(model, images[:size]))
 
     @cache
-    def found(perturbing: bool, size: int):
-        methods = [case for case in CASES if perturbs(case) is perturbing]
+    def found(perturbing: bool, has_options: bool, size: int):
+        methods = [case for case in CASES if (perturbs(case), ":" in case) == (perturbing, has_options)]
         return vitrail.explain(model, images[:size], methods=methods, target=targets[:size])
 
-    return lambda case, size: (found(perturbs(case), size)[case], slow(size), torch.tensor(targets[:size]))
+    def setting_of(case: str, size: int):
+        return found(perturbs(case), ":" in case, size)[case], slow(size), torch.tensor(targets[:size])
+
+    return setting_of
 
 
 @pytest.mark.parametrize(("kind", "case", "size"), PARAMETERS)

@@ -55,6 +55,9 @@ def test_committed_result_is_what_the_simulation_gives_and_agrees_with_the_measu
     for plan, check in committed["checks"].items():
         assert simulation.measured(plan)[2] == pytest.approx(check)
         assert check["ratio"] == pytest.approx(1, abs=0.03)
+    for device in {name.partition(",")[0] for name in committed["source_checks"]}:
+        for name, check in simulation.measured_source(device).items():
+            assert committed["source_checks"][name] == pytest.approx(check)
     case = next(row for row in committed["table"] if row["case"] == "common queue, chunks of 4096")
     cluster = simulation.Cluster(**committed["assumptions"] | {"chunk": 4096})
     hours = sorted(simulation.simulate(cluster, seed)["hours"] for seed in range(5))

@@ -19,7 +19,9 @@ GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"
 PAGES = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 #: Pages whose examples take seconds.
-SLOW = ("coming-from", "figures", "models", "perturbation", "quickstart", "sanity", "trust", "vision-language")
+SLOW = (
+    "README", "coming-from", "figures", "models", "perturbation", "quickstart", "sanity", "trust", "vision-language",
+)  # fmt: skip
 RUNNABLE = [
     pytest.param(p, marks=pytest.mark.slow if p.stem in SLOW else ())
     for p in PAGES

@@ -121,7 +121,7 @@ def slow_server():
 
 
 def connect(stack, url, data=b""):
-    sock = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30))
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=120))
     sock.sendall(data)
     return sock
 
@@ -139,7 +139,7 @@ def test_half_open_connections_are_closed_and_keep_nobody_out(slow_server):
     with ExitStack() as stack:
         heads = (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"POST /api/predict HTTP/1.1\r\nContent-Length: 9\r\n")
         half_open = [connect(stack, slow_server, heads[i % 3]) for i in range(20)]
-        assert httpx.get(f"{slow_server}/api/health", timeout=30).is_success
+        assert httpx.get(f"{slow_server}/api/health", timeout=120).is_success
         assert all(is_closed(sock) for sock in half_open)
 
 
@@ -187,7 +187,7 @@ def test_ctrl_c_stops_the_server_with_one_line():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             url = re.search(r"http://\S+:\d+", process.stdout.readline())[0]
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, timeout=120) as client:
                 body = {"model": "scenes", "sample": "scene-1"}
                 image_id = client.post("/api/pictures/sample", json=body).json()["picture"]
                 body = {"model": "scenes", "picture": image_id, "methods": LONG_METHODS[:1], "targets": [0]}
@@ -198,7 +198,7 @@ def test_ctrl_c_stops_the_server_with_one_line():
                     process.send_signal(signal.SIGINT)
                     rest = list(lines)
                 assert "event: end" not in rest  # the page reconnects instead of showing a cancelled job
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 130

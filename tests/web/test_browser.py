@@ -26,7 +26,11 @@ from vitrail import __version__
 pytestmark = pytest.mark.slow
 
 #: Each width and each scheme; colours do not depend on the width, nor the layout on the scheme.
-WINDOWS = ((390, "light"), (1024, "dark"), (1600, "light"))
+WINDOWS = (
+    (390, "light"),
+    (1600, "light"),
+    pytest.param(1024, "dark", marks=pytest.mark.exhaustive),  # test_target_browser.py has dark windows
+)
 CHECKED = "#map-grid .map-card[data-method='{}'] .verdict"
 TINY = "?model=tiny&sample=cat&classes=0&method=leadlight&method=rollout"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -53,10 +53,10 @@ def test_a_long_step_finishes_while_another_client_floods(threads):
 def test_long_steps_leave_a_slot_for_short_ones():
     queue, stop, ended = Queue(128, 8, 2, paused=2), threading.Event(), []
     blocked = threading.Event()
-    queue.put(QueuedTask("a", deque([Step(lambda: blocked.wait(60) and None, False)]), lambda _: None))
+    queue.put(QueuedTask("a", deque([Step(lambda: blocked.wait(240) and None, False)]), lambda _: None))
     put_endless(queue, "b", stop, ended)
     # Neither long step reaches the end of a batch; the short one runs beside the first.
-    assert queue.submit("c", lambda: "short").result(30) == "short"
+    assert queue.submit("c", lambda: "short").result(120) == "short"
     blocked.set()
     stop.set()
     wait_until(lambda: ended)
@@ -67,20 +67,20 @@ def test_a_long_step_waits_for_a_short_one_of_another_thread():
     queue, order, begun, release = Queue(128, 8, 2, paused=2), [], threading.Event(), threading.Event()
 
     def run_long():
-        begun.wait(30)
+        begun.wait(120)
         threading.Timer(0.01, release.set).start()
         queue.between_batches()
         order.append("long")
 
     def run_short():
         begun.set()
-        release.wait(30)
+        release.wait(120)
         order.append("short")
 
     ended = []
     queue.put(QueuedTask("a", deque([Step(run_long, False)]), ended.append))
     wait_until(lambda: queue._slots.busy)
-    queue.submit("b", run_short).result(30)
+    queue.submit("b", run_short).result(120)
     wait_until(lambda: ended)
     assert order == ["short", "long"]
     queue.close()
@@ -90,7 +90,7 @@ def test_many_clients_share_few_threads():
     queue, stop, ended = Queue(128, 8, 2, paused=2), threading.Event(), []
     tasks = [put_endless(queue, f"client {i}", stop, ended) for i in range(8)]
     wait_until(lambda: sum(task.started for task in tasks) == 3)  # one runs, two pause, one slot is for short steps
-    assert queue.submit("short", lambda: 1).result(30) == 1
+    assert queue.submit("short", lambda: 1).result(120) == 1
     stop.set()
     wait_until(lambda: len(ended) == 8)
     assert all(problem is None for _, problem in ended)

@@ -23,7 +23,7 @@ class RecordingQueue:
 
     def __init__(self, **limits):
         self.queue, self.records, self.gate = Queue(**{"total": 128, "per_client": 8, **limits}), [], threading.Event()
-        first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
+        first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(120) and None)]), lambda _: None)
         self.queue.put(first)
         wait_until(lambda: first.started)
 
@@ -89,9 +89,9 @@ def test_tasks_can_be_removed_and_failures_do_not_affect_others():
     assert isinstance(recorder.records[1], ZeroDivisionError)
     assert recorder.records[2:] == ["c", None]
     assert not recorder.queue.remove(broken)
-    assert recorder.queue.submit("a", lambda: 7).result(10) == 7
+    assert recorder.queue.submit("a", lambda: 7).result(120) == 7
     with pytest.raises(ZeroDivisionError):
-        recorder.queue.submit("a", lambda: 1 / 0).result(10)
+        recorder.queue.submit("a", lambda: 1 / 0).result(120)
     recorder.queue.close()
 
 
@@ -162,7 +162,7 @@ def server():
 
 def new_client(url, methods=LONG_METHODS):
     """A client with its own cookie, and the body of a request."""
-    client = httpx.Client(base_url=url, timeout=30)
+    client = httpx.Client(base_url=url, timeout=120)
     client.get("/")
     return client, {"model": "tiny", "picture": upload_id(client), "methods": methods, "targets": [0]}
 

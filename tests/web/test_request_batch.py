@@ -175,7 +175,7 @@ def test_copies_share_weights_and_give_the_same_maps_at_the_same_time():
     found, start = {}, threading.Barrier(2)
 
     def run(index):
-        start.wait(30)
+        start.wait(120)
         for _ in range(5):
             found[index] = vitrail.explain(served.copies[index], inputs, methods=methods, target=1)
 
@@ -202,7 +202,7 @@ def test_each_worker_uses_a_copy_of_its_own_and_cores_are_shared(monkeypatch):
     server.queue.cores = 6
 
     def run():
-        both.wait(30)
+        both.wait(120)
         return served.loaded.module
 
     modules = [future.result(60) for future in [server.queue.submit(name, run) for name in "ab"]]
@@ -233,12 +233,12 @@ def test_warnings_are_shown_again_after_the_last_thread():
     def run():
         with ignored_warnings():
             inside.set()
-            leave.wait(30)
+            leave.wait(120)
 
     with ignored_warnings():
         thread = threading.Thread(target=run)
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(120)
     warnings.warn("ignored: another thread is inside", stacklevel=1)
     leave.set()
     thread.join(30)

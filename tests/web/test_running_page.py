@@ -18,7 +18,7 @@ def test_a_module_is_served_in_a_thread_and_stopped():
     with vitrail.serve(model, preprocess=preprocess, classes=list("abcde"), open_page=False) as page:
         (info,) = httpx.get(f"{page.url}api/models").json()
         assert info["classes"] == list("abcde")
-        client = httpx.Client(base_url=page.url, timeout=60)
+        client = httpx.Client(base_url=page.url, timeout=120)
         picture = client.post("/api/pictures/sample", json={"model": info["id"], "sample": "cat"}).json()["picture"]
         body = {"model": info["id"], "picture": picture, "methods": ["rollout"], "targets": [1]}
         assert client.post("/api/explain?wait=true", json=body).json()["state"] == "done"

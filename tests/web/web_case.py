@@ -60,7 +60,7 @@ def error_text(response: Any, status: int) -> str:
     return body["error"]["what"] + " " + body["error"]["fix"]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
     """Wait until a condition is true; fail after some seconds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count, groupby, product
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
 from vitrail.bench.read_ahead import ReadAhead
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.data.addresses import full_address, open_source
+from vitrail.data.decoding import ImageDecoder
 from vitrail.data.source import Source, SourceItem
 from vitrail.data.table_rows import TableSource
 from vitrail.errors import DataError, InputError, UnreachableError, VitrailError, WeightsError, error_line, require
@@ -45,7 +47,6 @@ from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules
 from vitrail.models.class_group import ClassGroup
-from vitrail.models.decoding import ImageDecoder
 from vitrail.pipeline.explain import DEFAULT
 from vitrail.pipeline.map_rows import MapRow, explain_rows
 from vitrail.targets import NamedTarget, from_dict
@@ -55,6 +56,8 @@ from vitrail.targets.bound_targets import has_named_target
 _SETTINGS = ("model", "weights", "methods", "target", "batch")
 #: Most processes that decode images for a GPU.
 MAX_DECODERS = 8
+#: Most images that a thread or process decodes at a time.
+MAX_GROUP = 8
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class FolderChunk:
         """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
         if self._reads_ahead(device):
             size = json.loads(self.settings)["batch"]
-            _image_reader(device).start(self._reading, self._reader(device), range(len(self.images)), size)
+            group = gcd(size, MAX_GROUP)
+            _image_reader(device).start(self._reading, self._reader(device, group), self._starts(group), size // group)
 
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
@@ -151,26 +155,22 @@ class FolderChunk:
         return device != "cpu" or "://" in self.images[0].file
 
     def _batches(self, device: str, size: int) -> Iterator[_ReadImages]:
-        read_one, indices = self._reader(device), range(len(self.images))
         if self._reads_ahead(device):
-            yield from _image_reader(device).batches(self._reading, read_one, indices, size)
+            group = gcd(size, MAX_GROUP)
+            read, starts = self._reader(device, group), self._starts(group)
+            yield from _image_reader(device).batches(self._reading, read, starts, size // group)
             return
-        for start in indices[::size]:
-            yield _join_images([read_one(index) for index in indices[start : start + size]])
+        yield from (_join_images([self._reader(device, size)(start)]) for start in self._starts(size))
 
-    def _reader(self, device: str) -> Callable[[int], Tensor | VitrailError]:
-        """A function that reads an image of the chunk; one that cannot be read gives the error."""
+    def _starts(self, group: int) -> Sequence[int]:
+        """Positions of the first image of each group."""
+        return range(0, len(self.images), group)
+
+    def _reader(self, device: str, group: int) -> Callable[[int], list[Tensor | VitrailError]]:
+        """A function that reads a group of images of the chunk; one that cannot be read gives the error."""
         preprocess = open_folder_context(self.settings, device).model(0).preprocess
         decode = _decoder() if device != "cpu" else ImageDecoder(0)
-
-        def read_one(index: int) -> Tensor | VitrailError:
-            item = self.images[index]
-            try:
-                return decode(item.id if item.place else item.file, self.source.open(item), preprocess)
-            except VitrailError as error:
-                return error
-
-        return read_one
+        return lambda start: decode(self.source, self.images[start : start + group], preprocess)
 
 
 class _ReadImages(NamedTuple):
@@ -180,8 +180,9 @@ class _ReadImages(NamedTuple):
     errors: list[VitrailError | None]
 
 
-def _join_images(items: Sequence[Tensor | VitrailError], pin: bool = False) -> _ReadImages:
+def _join_images(groups: Sequence[Sequence[Tensor | VitrailError]], pin: bool = False) -> _ReadImages:
     """Join the images of a batch, if wanted in pinned memory, from which a GPU copies beside its computation."""
+    items = [item for group in groups for item in group]
     read, joined = [item for item in items if isinstance(item, Tensor)], None
     if read:
         joined = torch.stack(read, out=torch.empty(len(read), *read[0].shape, dtype=read[0].dtype, pin_memory=pin))
@@ -189,8 +190,9 @@ def _join_images(items: Sequence[Tensor | VitrailError], pin: bool = False) -> _
 
 
 @lru_cache(maxsize=2)
-def _image_reader(device: str) -> ReadAhead[Tensor | VitrailError, _ReadImages]:
-    return ReadAhead(partial(_join_images, pin=device.startswith("cuda")))
+def _image_reader(device: str) -> ReadAhead[list[Tensor | VitrailError], _ReadImages]:
+    threads = None if device == "cpu" else max(2, _decoder().processes)
+    return ReadAhead(partial(_join_images, pin=device.startswith("cuda")), threads)
 
 
 @lru_cache(maxsize=1)

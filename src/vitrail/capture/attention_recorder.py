@@ -47,6 +47,7 @@ class AttentionRecorder:
         gap: Where no graph is built; None for the whole pass.
         masks: Read which keys each query may attend to.
         results: Keep outputs of each call as nodes of the graph.
+        held: Results that take the place of those of the calls, by call.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class AttentionRecorder:
         results: bool = False,
         words: Tensor | None = None,
         cut_outputs: bool = False,
+        held: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -98,6 +100,7 @@ class AttentionRecorder:
         self._from_embedding = from_embedding or "dX" in kept
         self._words = words
         self._cut_outputs = cut_outputs
+        self._held = held or {}
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
         matrices = NOWHERE.union(*(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
@@ -131,6 +134,8 @@ class AttentionRecorder:
 
     def _node(self, kind: str, index: int, tensor: Tensor) -> Tensor:
         """Make a tensor one whose gradient can be computed; the graph starts here if nothing before needed one."""
+        if kind == "dZ" and index in self._held:
+            return self._held[index].expand_as(tensor)
         if kind == "dZ" and self._cut_outputs:
             return tensor.detach().requires_grad_()
         if not self._wants(kind, index):

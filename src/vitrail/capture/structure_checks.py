@@ -107,25 +107,118 @@ def check_mixing(
     # Words, and patches that do not overlap, are separate until the first attention; where they are not, something else
     # has mixed them, such as the recurrent layers of a hybrid language model.
     separate = one.model_inputs.words is not None or (one.model_inputs.image is not None and not one.mode.overlapping)
-    if highest is None and separate and one.shared > verify.SILENT**2:
-        highest, share = live[0], one.shared**0.5
-    if highest is None:
+    below = None if highest is None else list(live).index(highest) + 1
+    if below is None and separate and one.shared > verify.SILENT**2:
+        below, share = 0, one.shared**0.5
+    if below is None and (by_value := _mixed_by_value(one, base, live)) is not None:
+        below, share = by_value
+    if below is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
     blocks = sum(not layer.pool for layer in base.layers)
     repeated = _repeated_blocks(one.model, blocks)
-    where = list(live).index(highest)
+    place = _between(one.model, base, below)
     if one.mode.convolutions and not repeated:
         detail = (
-            f"convolutions mix tokens as well (share {share:.1e}, last below block {where + 1}): "
+            f"convolutions mix tokens as well (share {share:.1e}, last {place}): "
             "methods that read attention see part of the mixing"
         )
         return replace(base, notes=(*base.notes, detail)), [Check(name, None, detail)]
-    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}" if repeated else "tokens are mixed"
-    detail = (
-        f"{seen}: below block {where + 1} something else than recognised attention moves information "
-        f"(share {share:.1e})"
-    )
+    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}: " if repeated else ""
+    detail = f"{seen}tokens are mixed {place}, by something else than recognised attention (share {share:.1e})"
     return replace(base, kind="unseen"), [Check(name, False, detail)]
+
+
+def _mixed_by_value(one: StructurePass, base: ModelStructure, live: Sequence[int]) -> tuple[int, float] | None:
+    """Whether tokens change with other ones while the result of every attention is held.
+
+    Half of the input's tokens are changed in a second pass. Unlike gradients, this also shows what a model computes
+    without one, such as a hook that adds a detached mean.
+
+    Returns:
+        The first block that changed tokens enter though their input did not change, len(live) for the head, and the
+        size of the change; None where there is no such block or it cannot be measured.
+    """
+    changed, stream = _half_changed(one, base), one.mode.stream
+    if changed is None or stream is None or stream.last is None:
+        return None
+    model_inputs, half = changed
+    held = {i: call.Z.detach() for i, call in enumerate(one.mode.calls) if call.Z is not None}
+    text = model_inputs.words is not None
+    mode = AttentionMode({"X": ALL_CALLS}, 1, keep_output=True, from_embedding=text, masks=False, held=held)
+    try:
+        with mode:
+            run_model(one.model, model_inputs)
+    except (RuntimeError, ValueError, IndexError):  # its path depends on the input
+        return None
+    if mode.stream is None or len(mode.calls) != len(one.mode.calls):
+        return None
+    pairs = [(stream.entering.get(i), mode.stream.entering.get(i)) for i in live] + [(stream.last, mode.stream.last)]
+    limit = TOLERANCE.get(one.scores.dtype, 1e-3) / 10
+    for block, (before, after) in enumerate(pairs):
+        if before is None or after is None:
+            continue
+        changes = verify.token_changes(before, after, base.tokens)
+        if changes is None:
+            continue
+        others = changes > limit
+        # Behind the last block tokens may be in another order: which of them are read is measured in each pass.
+        mixed = int(others.sum()) > int(half.sum()) if block == len(live) else bool(others[~half].any())
+        if mixed:
+            return block, float(changes.max() if block == len(live) else changes[~half].max())
+    return None
+
+
+def _half_changed(one: StructurePass, base: ModelStructure) -> tuple[ModelInputs, Tensor] | None:
+    """The inputs with about half of their tokens changed, and which ones, shape (n,); None where that is not known."""
+    words, image, owners = one.model_inputs.words, one.leaf, base.owners
+    if base.order_by_image or base.overlapping:
+        return None
+    half = verify.random_half(base.tokens, one.scores.device)
+    if words is not None and words.shape[1] == base.tokens:
+        half[[0, -1]] = False  # often special tokens, by which models find their way
+        half &= (words.roll(1, 1) != words)[0]
+        swapped = torch.where(half, words.roll(1, 1), words)
+        return (one.model_inputs.swap(words, swapped), half) if half.any() else None
+    if one.model_inputs.image is None or image is None or owners is None:
+        return None
+    own = half[owners.clamp_min(0)] & (owners >= 0)
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
+    pixels = (image.detach() + noise * own).requires_grad_()
+    return one.model_inputs.swap(image, pixels), half
+
+
+def _between(model: nn.Module, base: ModelStructure, below: int) -> str:
+    """Between which blocks something lies that comes before the attention of a block, with the modules that have hooks.
+
+    Args:
+        model: The model.
+        base: Its structure.
+        below: The block in front of which it lies, at least behind the attention of the one before.
+    """
+    names = [_block_name(layer.projection, i) for i, layer in enumerate(base.layers)]
+    hooked = [
+        name
+        for name, m in model.named_modules()
+        if m._forward_hooks or m._forward_pre_hooks  # noqa: SLF001
+    ]
+    hooks = f" (forward hooks on {', '.join(name or 'the model' for name in hooked[:4])})" if hooked else ""
+    if below == 0:
+        return f"before the attention of {names[0]}{hooks}"
+    if below >= len(names):
+        return f"behind the attention of {names[-1]}{hooks}"
+    return f"between the attention of {names[below - 1]} and that of {names[below]}{hooks}"
+
+
+def _block_name(projection: str | None, index: int) -> str:
+    """Name of a block's module, from that of its output projection.
+
+    Example:
+        >>> _block_name("encoder.layers.3.attn.proj.weight", 3)
+        'encoder.layers.3'
+    """
+    parts = [] if projection is None else projection.split(".")
+    last = max((i for i, part in enumerate(parts) if part.isdecimal()), default=None)
+    return f"block {index}" if last is None else ".".join(parts[: last + 1])
 
 
 def check_pool(

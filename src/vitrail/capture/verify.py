@@ -301,6 +301,28 @@ def mixing(tokens: Tensor, entering: dict[int, Tensor], gate: Gate, count: int) 
     return (max(mixed) if mixed else None), max(share for _, share in leaks)
 
 
+def token_changes(one: Tensor, two: Tensor, count: int) -> Tensor | None:
+    """Largest difference between two streams at each token, relative to the largest entry.
+
+    Args:
+        one: A stream.
+        two: The same stream of another pass.
+        count: Number of tokens n.
+
+    Returns:
+        Differences, shape (n,); None where the streams have no axis of tokens.
+
+    Example:
+        >>> token_changes(torch.ones(1, 3, 2), torch.tensor([[[1.0, 1.0], [1.0, 3.0], [1.0, 1.0]]]), 3)
+        tensor([0., 2., 0.])
+    """
+    axis = _token_axis(one, count)
+    if axis is None or one.shape != two.shape:
+        return None
+    first, second = (t.detach().movedim(axis, 0).flatten(1) for t in (one, two))
+    return (second - first).abs().amax(1) / first.abs().max()
+
+
 def _token_axis(tensor: Tensor, count: int) -> int | None:
     axes = [axis for axis, size in enumerate(tensor.shape[:-1]) if size == count]
     return axes[0] if len(axes) == 1 else (1 if tensor.dim() == 3 and tensor.shape[1] == count else None)

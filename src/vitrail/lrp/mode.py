@@ -103,8 +103,10 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         if written is not None:
             return written_softmax(self, *written)
         handler = ATTENTION.get(func)
-        if handler is None and (any(map(depends, args)) or any(map(depends, kwargs.values()))):
+        if handler is None:
             handler = HANDLERS.get(func)
+            if handler is not None and not (any(map(depends, args)) or any(map(depends, kwargs.values()))):
+                handler = None
         if handler is not None:
             return handler(self, func, *args, **kwargs)
         result = func(*args, **kwargs)

@@ -22,7 +22,8 @@ def why_unchained(structure: ModelStructure) -> str:
             "attends to a part of its tokens at a time (inside windows, over time and space in turn, or each variable "
             "alone), so no attention matrix connects all its patches"
         )
-    return UNCHAINED_KINDS[structure.kind]
+    mixed = next((check.detail for check in structure.failed if structure.kind == "unseen"), None)
+    return UNCHAINED_KINDS[structure.kind] + ("" if mixed is None else f" ({mixed})")
 
 
 def kind_of(structure: ModelStructure) -> str:

@@ -16,6 +16,7 @@ DOCUMENTED_PATHS = {
     "postprocess": "methods.postprocess",
     "report": "bench.report",
     "shapley_explainer": "methods.shapley_explainer",
+    "web.app": "web.fastapi_app",
 }
 
 

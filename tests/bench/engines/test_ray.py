@@ -17,6 +17,8 @@ from vitrail.errors import OutputError
 from vitrail.pipeline import memory
 from vitrail.ray import Explainer, read_maps
 
+pytestmark = pytest.mark.slow
+
 
 class InProcess:
     """An engine that runs tasks as an actor does, in this process."""
