@@ -103,9 +103,14 @@ def prompt_of(sample: Sample, form: PromptForm, tokenizer: Any) -> ReviewPrompt:
     units = [next((w for w, (a, b) in enumerate(spans) if s < b and e > a), -1) for s, e in encoded["offset_mapping"]]
     own, other = (tokenizer(answers[i], add_special_tokens=False)["input_ids"][0]
                   for i in (sample.label or 0, 1 - (sample.label or 0)))  # fmt: skip
-    marked = span_mask(sample.spans or (), len(words))[part]
-    return ReviewPrompt(before + review + after, encoded["input_ids"], encoded["offset_mapping"], spans, units, marked,
-                        own, other)  # fmt: skip
+    return ReviewPrompt(before + review + after, encoded["input_ids"], encoded["offset_mapping"], spans, units,
+                        marked_words(sample, form), own, other)  # fmt: skip
+
+
+def marked_words(sample: Sample, form: PromptForm) -> Any:
+    """Which words of the part that is read are marked."""
+    part = slice(-form.words, None) if form.end else slice(form.words)
+    return span_mask(sample.spans or (), len(sample.tokens or ()))[part]
 
 
 def by_turns(samples: list[Sample]) -> list[Sample]:
@@ -249,6 +254,14 @@ def run(args: argparse.Namespace, file: Path) -> None:
             print(f"{len(missing)} reviews, {clock}", flush=True)
 
 
+def of_annotators(data: Path, ids: Sequence[str], form: PromptForm) -> dict[str, float]:
+    """Share of the words that are marked, and token-F1 of a perfect selection."""
+    samples = {sample.id: sample for sample in Movies(data, "test")}
+    marks = [marked_words(samples[key], form) for key in ids]
+    best = token_f1([mask.astype(float) for mask in marks], marks)["f1"].mean()
+    return {"marked": float(np.mean([mask.mean() for mask in marks])), "perfect_f1": float(best)}
+
+
 def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
     """Write means and intervals by method, best token-F1 first, and the values of each review as Parquet."""
     lines = [json.loads(line) for file in files if file.is_file() for line in file.read_text().splitlines()]
@@ -269,9 +282,14 @@ def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
     found = separation(np.array([row["difference"] for row in done.values()]), labels)
     about = {"model": args.model.name, "split": "test", "reviews": len(done), "positive": int(labels.sum()),
              "separation": found, "form": chosen["form"], "forms_on_validation": chosen["forms"],
+             **of_annotators(args.data, [*done], PromptForm(**chosen["form"])),
              "explained": "logit of the true word minus that of the other one"}  # fmt: skip
     ranked = sorted(rows.values(), key=lambda row: -row["f1"]["mean"])
-    save_json(args.out, {"manifest": manifest(args.device, **about), "rows": ranked})
+    stated = manifest(args.device, **about)
+    if args.join:  # the machine that measured
+        measured = json.loads(files[0].with_suffix(".json").read_text())["manifest"]
+        stated |= {name: measured[name] for name in ("device", "versions")}
+    save_json(args.out, {"manifest": stated, "rows": ranked})
 
 
 def main() -> None:

@@ -1,0 +1,57 @@
+"""The parts of `studies/movies_decoder.py` against known answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.zoo.number_words import NumberWords
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
+
+from movies_decoder import FORMS, PromptForm, by_turns, in_memory, prompt_of, separation
+from study import Clock
+
+from vitrail.data import Sample
+
+
+def review(name: str, label: int, count: int = 6) -> Sample:
+    words = tuple(f"w{10 + i}" for i in range(count))
+    return Sample(name, text=" ".join(words), tokens=words, spans=((1, 3), (5, 6)), label=label)
+
+
+def test_classes_alternate_and_the_rest_of_the_larger_one_follows():
+    samples = [review(f"neg{i}", 0) for i in range(3)] + [review("pos0", 1)]
+    assert [one.id for one in by_turns(samples)] == ["neg0", "pos0", "neg1", "neg2"]
+
+
+def test_separation_counts_pairs_of_reviews_in_the_right_order():
+    """Differences are for the true word: evidence for POS is −2, 1 of negative reviews and 0, 3 of positive ones."""
+    found = separation(np.array([2.0, -1.0, 0.0, 3.0]), np.array([0, 0, 1, 1]))
+    assert found == {"auc": 0.75, "negative": 0.5, "positive": 0.5}
+
+
+def test_a_prompt_has_the_end_of_a_review_with_its_marks(monkeypatch):
+    monkeypatch.setitem(FORMS, "short", ("w3 w4 ", " w5", (" w6", " w7")))
+    prompt = prompt_of(review("pos0", 1), PromptForm("short", 4, end=True), NumberWords())
+    assert prompt.text == "w3 w4 w12 w13 w14 w15 w5"
+    assert prompt.ids == [3, 4, 12, 13, 14, 15, 5]
+    assert prompt.units == [-1, -1, 0, 1, 2, 3, -1]
+    assert prompt.marked.tolist() == [True, False, False, True]
+    assert (prompt.own, prompt.other) == (7, 6)
+
+
+def test_reviews_that_do_not_fit_are_measured_in_halves():
+    seen = []
+
+    def call(prompts):
+        seen.append(len(prompts))
+        if len(prompts) > 1:
+            raise torch.OutOfMemoryError("full")
+        return list(prompts)
+
+    assert in_memory(call, [5, 6, 7], Clock()) == [5, 6, 7]
+    assert seen == [3, 1, 2, 1, 1]
