@@ -9,8 +9,8 @@ export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: demo test test-fast test-rest test-all lint docs wheel bench clean
 
-demo: .venv/.plot  ## explain the included images with every method
-	$(PY) -m vitrail demo --out $(OUT)
+demo: .venv/.plot  ## explain the included images; make demo ALL=1 with the slow methods too
+	$(PY) -m vitrail demo --out $(OUT) $(if $(ALL),--all)
 
 test: .venv/.dev  ## lint, types and the fast tests, side by side
 	$(MAKE) -j2 lint test-fast

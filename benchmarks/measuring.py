@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -133,16 +135,27 @@ class Timer:
         del result
         return peak
 
-    def compare(self, calls: Calls) -> tuple[Rows, dict[str, str]]:
+    def compare(
+        self, calls: Calls, first: Callable[[str], Any] | None = None, limit: float = inf
+    ) -> tuple[Rows, dict[str, str]]:
         """Median and fastest time and peak memory of calls, repeats interleaved; and why calls failed.
 
         Each call runs twice before: the first reads the model, the second may record the pass.
+
+        Args:
+            calls: The calls by name.
+            first: Runs the call of a name for the first time; None to run it as it is.
+            limit: A call that takes more seconds than this the first time runs only once more.
         """
         failed: dict[str, str] = {}
+        repeats = dict.fromkeys(calls, self.repeats)
         for name, call in calls.items():
             try:
-                call()
-                call()
+                taken = self.seconds(call if first is None else partial(first, name))
+                if taken > limit:
+                    repeats[name] = 1
+                else:
+                    call()
             except Exception as error:  # noqa: BLE001 - the failure of one method does not end the run
                 failed[name] = repr(error)[:300]
                 print(f"{name} failed: {failed[name]}", flush=True)
@@ -150,13 +163,15 @@ class Timer:
                     torch.cuda.empty_cache()
         working = {name: call for name, call in calls.items() if name not in failed}
         times: dict[str, list[float]] = {name: [] for name in working}
-        for _ in range(self.repeats):
+        for i in range(self.repeats):
             for name, call in working.items():
-                times[name].append(self.seconds(call))
-        return {
-            name: {"seconds": statistics.median(own), "fastest": min(own), "peak_mib": self.peak_mib(working[name])}
-            for name, own in times.items()
-        }, failed
+                if i < repeats[name]:
+                    times[name].append(self.seconds(call))
+        rows: Rows = {}
+        for name, own in times.items():
+            peak = self.peak_mib(working[name]) if repeats[name] == self.repeats else None
+            rows[name] = {"seconds": statistics.median(own), "fastest": min(own), "peak_mib": peak}
+        return rows, failed
 
 
 def bare_passes(model: nn.Module, images: Tensor) -> Calls:

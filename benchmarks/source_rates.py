@@ -8,18 +8,21 @@ import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import cycle, islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from measuring import Run
 from PIL import Image
 from torch import Tensor
 
-from vitrail.bench import read_ahead
+from vitrail.bench import folder
 from vitrail.bench.engines import BenchTask
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.folder import FolderChunk, _image_reader, explain_folder
@@ -27,6 +30,8 @@ from vitrail.data.addresses import open_source
 from vitrail.data.scenes import render
 from vitrail.models import load
 from vitrail.models.preprocess import open_image
+from vitrail.pipeline import map_rows
+from vitrail.pipeline.explain import explain
 from vitrail.pipeline.map_rows import explain_rows
 from vitrail.pipeline.memory import BatchLimit
 
@@ -56,19 +61,57 @@ def write_shards(folder: Path, files: list[bytes], per_shard: int) -> None:
                 tar.addfile(info, io.BytesIO(content))
 
 
+class Sections:
+    """`vitrail.explain` that measures its calls, the wait for the device after each, and the time between two."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.ended = device, 0.0
+        self.spent: dict[str, list[float]] = {"call": [], "device": [], "between": []}
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Explain and measure."""
+        begun = time.perf_counter()
+        if self.ended:
+            self.spent["between"].append(begun - self.ended)
+        result = explain(*args, **options)
+        called = time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.ended = time.perf_counter()
+        self.spent["call"].append(called - begun)
+        self.spent["device"].append(self.ended - called)
+        return result
+
+    def milliseconds(self) -> dict[str, float]:
+        """Mean of each section; empty where this process called nothing."""
+        return {name: round(1000 * statistics.mean(one), 2) for name, one in self.spent.items() if one}
+
+
+def processor_seconds(processes: Sequence[BaseProcess]) -> float:
+    """Processor time that processes of this machine have used, under Linux; of the calling one if there are none."""
+    if not processes:
+        return time.process_time()
+    stats = (Path(f"/proc/{process.pid}/stat") for process in processes)
+    fields = (path.read_text("ascii").rpartition(")")[2].split() for path in stats if path.exists())
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def source_rates(
     run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
     images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
-    minutes: float = 8.0, threads: int = read_ahead.MOST_THREADS,
+    minutes: float = 8.0, decoders: int = folder.MAX_DECODERS,
 ) -> dict[str, Any]:  # fmt: skip
     """`vitrail explain` of tar shards, images per second by workers, against the same images in memory.
 
     The rate of a run is taken between the part with which every worker has begun and the last one, so start-up does
-    not count. In memory, one process explains preprocessed images; ``command_in_memory`` is the same command as from
-    shards, with images that were read before. Repeats are interleaved and end after some minutes. ``threads`` is the
-    most that read images for a GPU.
+    not count. In memory, one process explains batches of preprocessed images, on a GPU from pinned memory, and writes
+    nothing; ``command_in_memory`` is the same command as from shards, with images that were read before. Repeats are
+    interleaved and end after some minutes. ``decoders`` is the most processes that decode images for a GPU.
+    ``ms_per_batch`` says where the time of a single worker goes: calls of ``explain`` until they return, waiting for
+    the device, and everything between two calls. Seconds of the processor do not count time in which other programs
+    run.
     """
-    read_ahead.MOST_THREADS = threads
+    folder.MAX_DECODERS = decoders
     begun = time.perf_counter()
     batch, chunk = run.count(batch, 4), run.count(chunk, 8)
     count = run.count(images, 4 * chunk)
@@ -80,51 +123,74 @@ def source_rates(
     }
     waited: list[float] = []
     found: dict[str, Any] = {"images": count, "cores": os.cpu_count(), "seconds_waiting_for_images": waited}
+    sections = found["ms_per_batch"] = {}
+    processor: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="vitrail-shards-") as name:
-        folder = Path(name)
+        shards = Path(name)
         files = encoded_images(run.assets, count, side)
         found["mean_bytes"] = sum(map(len, files)) // count
-        write_shards(folder, files, chunk)
+        write_shards(shards, files, chunk)
         loaded = load(model, pretrained=False) if weights == "random" else load(model, weights or None)
         loaded.module.to(run.device)
-        source = open_source(folder)
+        source = open_source(shards)
         preprocess = loaded.preprocess
         assert preprocess is not None
         with ThreadPoolExecutor() as pool:
             read = pool.map(lambda item: preprocess(open_image(item.id, source.open(item))), source.items)
             inputs = {item.id: one for item, one in zip(source.items, read, strict=True)}
+        stacked = torch.stack(list(inputs.values()))
+        stacked = stacked.pin_memory() if run.device.type == "cuda" else stacked
         print(f"{count} images ready after {time.perf_counter() - begun:.0f} s", flush=True)
 
         def in_memory(first: int = 0) -> float:
-            start = time.perf_counter()
-            for position in range(first, count, batch):
-                some = dict(islice(inputs.items(), position, position + batch))
-                list(explain_rows(loaded, some, methods, None, BatchLimit(batch)))
+            start, ids = time.perf_counter(), list(inputs)
+            with sectioned("in_memory"):
+                for position in range(first, count, batch):
+                    some = slice(position, position + batch)
+                    given = stacked[some].to(run.device, non_blocking=True)
+                    list(explain_rows(loaded, ids[some], given, methods, None, BatchLimit(batch)))
             return (count - first) / (time.perf_counter() - start)
+
+        @contextmanager
+        def sectioned(name: str) -> Iterator[None]:
+            with mock.patch.object(map_rows, "explain", Sections(run.device)) as timed:
+                yield
+            sections[name] = timed.milliseconds() or sections.get(name)
 
         def command_in_memory(repeat: int) -> float:
             def reader(task: FolderChunk, _: str) -> Callable[[int], Tensor]:
                 return lambda index: inputs[task.images[index].id]
 
             with mock.patch.object(FolderChunk, "_reader", reader):
-                return from_shards(1, f"memory{repeat}")
+                return from_shards(1, f"memory{repeat}", "command_in_memory")
 
-        def from_shards(number: int, repeat: int | str) -> float:
+        def from_shards(number: int, repeat: int | str, name: str = "shards") -> float:
             times: list[float] = []
+            used: list[float] = []
+            engine = LocalEngine(number, str(run.device))
 
             def note(_: BenchTask) -> None:
                 times.append(time.perf_counter())
+                used.append(processor_seconds(engine.processes))
 
-            before = _image_reader().waited
-            explain_folder(
-                folder, folder / f"out{repeat}-{number}", model=model, weights=weights or None, methods=methods,
-                chunk=chunk, batch=batch, device=str(run.device), done=note,
-                engine=LocalEngine(number, str(run.device)),
-            )  # fmt: skip
-            waited.append(_image_reader().waited - before)  # in this process: of a single worker on a GPU
-            return chunk * (len(times) - number) / (times[-1] - times[number - 1])
+            reader = _image_reader(str(run.device))
+            before = reader.waited
+            with sectioned(name):
+                explain_folder(
+                    shards, shards / f"out{repeat}-{number}", model=model, weights=weights or None, methods=methods,
+                    chunk=chunk, batch=batch, device=str(run.device), done=note,
+                    engine=engine,
+                )  # fmt: skip
+            if name == "shards":
+                waited.append(reader.waited - before)  # in this process: of a single worker on a GPU
+            computed = chunk * (len(times) - number)
+            processor.setdefault(f"{name}_{number}", []).append((used[-1] - used[number - 1]) / computed)
+            return computed / (times[-1] - times[number - 1])
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
+        from_shards(1, "first")  # the same, and processes that decode have started
+        waited.clear()
+        processor.clear()
         for repeat in range(run.repeats or run.count(3, 1)):
             if repeat and time.perf_counter() - begun > 60 * minutes * repeat / (repeat + 1):
                 break
@@ -134,6 +200,7 @@ def source_rates(
                 rates[f"workers_{number}"].append(from_shards(number, repeat))
             found["rates"] = rates
             found["images_per_second"] = {key: statistics.median(values) for key, values in rates.items()}
+            found["processor_seconds_per_image"] = {key: statistics.median(one) for key, one in processor.items()}
             found["share_of_in_memory"] = {
                 key: statistics.median([a / b for a, b in zip(values, rates["in_memory"], strict=True)])
                 for key, values in rates.items()

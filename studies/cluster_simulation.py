@@ -4,7 +4,9 @@ A discrete-event simulation of `vitrail bench` on a cluster: one worker per node
 queue (the engines ``ray`` and ``local``) or from its own fixed share (``--shard``), reads them from an object store
 while the chunk before is computed, and loses its chunk when its node fails. Times per image are the phases measured on
 one H200 in ``benchmarks/results/dataset-h200.json``; the wall time of that run, which the simulation does not use,
-checks them. Rates of failures and stragglers, bandwidth and price are assumptions, stated in the result.
+checks them. Maps without scores are checked in the same way: the time of an image in memory predicts the measured rate
+from tar shards, on an H200 and on CPU workers (``source_rates-*.json``). Rates of failures and stragglers, bandwidth
+and price are assumptions, stated in the result.
 
     python studies/cluster_simulation.py --out studies/results/cluster-simulation.json
 """
@@ -20,7 +22,8 @@ from typing import Any
 
 from study import ROOT, options
 
-MEASURED = ROOT / "benchmarks" / "results" / "dataset-h200.json"
+RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = RESULTS / "dataset-h200.json"
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,45 @@ def measured(plan: str) -> tuple[float, float, dict[str, float]]:
     return per_image, results["start_seconds"], check | {"ratio": predicted / results["seconds"]}
 
 
+def measured_source(device: str) -> dict[str, dict[str, float]]:
+    """By number of workers the rate from shards that the time of an image predicts, and the measured one.
+
+    On a GPU that is the time of the command with images in memory, on CPU workers the processor time of one worker,
+    of which each core gives one second a second.
+    """
+    content = json.loads((RESULTS / f"source_rates-{device}.json").read_text(encoding="utf-8"))
+    results, settings = content["results"], content["manifest"]
+    per_image = 1 / results["images_per_second"]["command_in_memory"]
+    if device == "cpu":
+        per_image = results["processor_seconds_per_image"]["shards_1"]
+    checks = {}
+    for workers in settings["workers"]:
+        nodes = min(workers, results["cores"]) if device == "cpu" else 1
+        images = 1000 * settings["chunk"] * nodes  # the rate, without the last chunk of each node
+        cluster = Cluster(
+            nodes=nodes, images=images, chunk=settings["chunk"], seconds_per_image=per_image, noise=0,
+            straggler_share=0, failures_per_node_hour=0, image_bytes=results["mean_bytes"],
+        )  # fmt: skip
+        predicted = images / (simulate(cluster)["hours"] * 3600)
+        rate = results["images_per_second"][f"workers_{workers}"]
+        checks[f"{device}, {workers} workers"] = {
+            "measured_images_per_second": rate, "predicted_images_per_second": predicted, "ratio": predicted / rate,
+        }  # fmt: skip
+    return checks
+
+
+def _shard_rate(found: dict[str, Any]) -> float:
+    rate: float = found["source_checks"]["h200, 1 workers"]["measured_images_per_second"]
+    return rate
+
+
 def main() -> None:
     """Simulate the table with several chunks, schedulers and rates of failures."""
     arguments = options(__doc__, out=...).parse_args()
     found: dict[str, Any] = {"assumptions": {}, "checks": {}, "table": []}
     for plan in ("table", "reading"):
         found["checks"][plan] = measured(plan)[2]
+    found["source_checks"] = measured_source("h200") | measured_source("cpu")
     per_image, start, _ = measured("table")
     base = Cluster(seconds_per_image=per_image, start_seconds=start)
     found["assumptions"] = asdict(base)
@@ -145,6 +181,7 @@ def main() -> None:
         "common queue, no stragglers, no failures": replace(base, straggler_share=0, failures_per_node_hour=0),
         "common queue, store of 0.2 GB/s": replace(base, store_bandwidth=0.2e9),
         "common queue, 10 nodes": replace(base, nodes=10),
+        "maps of two methods without scores": replace(base, seconds_per_image=1 / _shard_rate(found)),
     }
     for name, cluster in variants.items():
         runs = sorted((simulate(cluster, seed) for seed in range(5)), key=lambda run: run["hours"])

@@ -2,11 +2,14 @@
 
     python studies/movies_decoder.py --model FOLDER --data movies.tar.gz --out studies/results/movies-decoder.json
 
-FOLDER holds a causal language model and its tokenizer. The prompt is the start of a review, of ``--words`` words, and a
-request for its sentiment. Explained is the logit of the true word, "positive" or "negative", minus that of the other
-one. Token-F1 of the top 10 to 80 words, AUPRC, and comprehensiveness and sufficiency of the log-probability of the true
-word (vitrail.scores.continuation_faithfulness; words of the review are removed as a whole). Reviews without marked
-words in their start are left out. Every review is written as it is done, and a further run continues there.
+FOLDER holds a causal language model and its tokenizer. A small model does not follow every prompt. Of these prompts,
+each with the start or the end of a review, the study uses the one whose logit difference separates the two classes best
+on the validation split (AUC). Explained is the logit of the true word, such as "positive", minus that of the other one.
+Token-F1 of the top 10 to 80 words, AUPRC, and comprehensiveness and sufficiency of the log-probability of the true word
+(vitrail.scores.continuation_faithfulness; words of the review are removed as a whole; a word has the sum of its tokens'
+scores). Reviews without marked words in the part that is read are left out. Both classes alternate, every review is
+written as it is done, and a further run continues there. ``--part 0/2`` and ``--part 1/2`` share the reviews between
+two processes; ``--join`` reads the reviews of several such files and measures nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from study import Clock, manifest, options, save_json
 
@@ -26,33 +33,75 @@ import vitrail
 from vitrail.bench.method_groups import single_pass_methods
 from vitrail.data import Movies, Sample
 from vitrail.scores import (
+    compare,
     continuation_faithfulness,
     continuation_log_probability,
-    interval,
     span_mask,
     token_f1,
     word_average_precision,
 )
+from vitrail.targets import token
 from vitrail.text.tokens import word_scores, word_spans
 
-BEFORE, AFTER = "Review: ", "\nThe sentiment of this review, positive or negative, is:"
-ANSWERS = (" negative", " positive")
+EXAMPLES = (
+    "Review: a dull and lifeless film , with a plot that goes nowhere .\nSentiment: negative\n\n"
+    "Review: a warm and funny film ; the cast is excellent throughout .\nSentiment: positive\n\n"
+    "Review: the jokes fall flat , and i wanted my money back .\nSentiment: negative\n\n"
+    "Review: one of the best films of the year , and a joy to watch .\nSentiment: positive\n\n"
+)
+CHAT = ("<|im_start|>user\nIs this movie review positive or negative?\n\n", "<|im_end|>\n<|im_start|>assistant\n")
+#: Text before a review, text after it, and the words for the classes NEG and POS.
+FORMS = {
+    "question": ("Review: ", "\nThe sentiment of this review, positive or negative, is:", (" negative", " positive")),
+    "examples": (f"{EXAMPLES}Review: ", "\nSentiment:", (" negative", " positive")),
+    "verdict": ("Review: ", "\nIn short, this movie is", (" bad", " good")),
+    "recommend": ("Review: ", "\nWould I recommend this movie? Answer:", (" No", " Yes")),
+    "great": ("", " All in all, the movie was", (" terrible", " great")),
+    "chat": (CHAT[0], f"{CHAT[1]}This movie review is", (" negative", " positive")),
+}
 #: The default for texts first.
 METHODS = ["attnlrp:released", "gradsam:readout", *single_pass_methods(), "gradient_x_input", "random"]
-SCORES = ("f1", "auprc", "comprehensiveness", "sufficiency")
+#: Scores with one value per review, and whether higher is better.
+SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
 
 
-def prompt_of(sample: Sample, words: int, tokenizer: Any) -> dict[str, Any]:
-    """Tokens of the prompt, the word of the review that each belongs to (-1 for none), and the marked words."""
-    kept = list(sample.tokens or ())[:words]
-    text = BEFORE + " ".join(kept) + AFTER
-    encoded = tokenizer(text, return_offsets_mapping=True)
-    spans = [(a + len(BEFORE), b + len(BEFORE)) for a, b in word_spans(" ".join(kept))]
-    unit = [next((w for w, (a, b) in enumerate(spans) if s < b and e > a), -1) for s, e in encoded["offset_mapping"]]
-    answers = [tokenizer(answer, add_special_tokens=False)["input_ids"][0] for answer in ANSWERS]
-    marked = span_mask(sample.spans or (), len(sample.tokens or ()))[: len(kept)]
-    return {"ids": encoded["input_ids"], "offsets": encoded["offset_mapping"], "spans": spans, "unit": unit,
-            "own": answers[sample.label or 0], "other": answers[1 - (sample.label or 0)], "marked": marked}  # fmt: skip
+@dataclass(frozen=True)
+class PromptForm:
+    """How a review is put to a model: a name of `FORMS`, how many words, and whether its first or last ones."""
+
+    name: str
+    words: int
+    end: bool
+
+
+@dataclass(frozen=True)
+class ReviewPrompt:
+    """A prompt: its tokens, the word of the review of each (−1 for none), marked words, and the two answers."""
+
+    text: str
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    spans: list[tuple[int, int]]
+    units: list[int]
+    marked: Any
+    own: int
+    other: int
+
+
+def prompt_of(sample: Sample, form: PromptForm, tokenizer: Any) -> ReviewPrompt:
+    """The prompt for a review."""
+    before, after, answers = FORMS[form.name]
+    words = list(sample.tokens or ())
+    part = slice(-form.words, None) if form.end else slice(form.words)
+    review = " ".join(words[part])
+    encoded = tokenizer(before + review + after, return_offsets_mapping=True)
+    spans = [(a + len(before), b + len(before)) for a, b in word_spans(review)]
+    units = [next((w for w, (a, b) in enumerate(spans) if s < b and e > a), -1) for s, e in encoded["offset_mapping"]]
+    own, other = (tokenizer(answers[i], add_special_tokens=False)["input_ids"][0]
+                  for i in (sample.label or 0, 1 - (sample.label or 0)))  # fmt: skip
+    marked = span_mask(sample.spans or (), len(words))[part]
+    return ReviewPrompt(before + review + after, encoded["input_ids"], encoded["offset_mapping"], spans, units, marked,
+                        own, other)  # fmt: skip
 
 
 def by_turns(samples: list[Sample]) -> list[Sample]:
@@ -61,103 +110,161 @@ def by_turns(samples: list[Sample]) -> list[Sample]:
     return [one for pair in zip_longest(*classes) for one in pair if one is not None]
 
 
-def measure(model: Any, prompt: dict[str, Any], methods: list[str], padding: int) -> dict[str, dict[str, float]]:
-    """Scores of each method on one review."""
-
-    def target(output: Any) -> torch.Tensor:
-        scores = output.logits[:, -1]
-        difference: torch.Tensor = scores[:, prompt["own"]] - scores[:, prompt["other"]]
-        return difference
-
-    inputs = {"input_ids": torch.tensor([prompt["ids"]], device=model.device)}
-    found = vitrail.explain(model, inputs, methods=methods, target=target)
-    log_probability = continuation_log_probability(model, [[prompt["own"]]], padding, 8)
-    rows = {}
-    for method in methods:
-        tokens = found[method].grid[0].double().cpu()
-        words = word_scores(tokens, prompt["offsets"], prompt["spans"])[0].numpy()
-        removable = [unit >= 0 for unit in prompt["unit"]]
-        effect = continuation_faithfulness(
-            log_probability, [prompt["ids"]], [tokens[0].numpy()], [removable], [prompt["unit"]]
+def differences(model: Any, prompts: Sequence[ReviewPrompt], padding: int, batch: int) -> Any:
+    """Log-probability of the true word minus that of the other one, for each prompt."""
+    own, other = (
+        continuation_log_probability(model, [[getattr(prompt, name)] for prompt in prompts], padding, batch)(
+            [prompt.ids for prompt in prompts]
         )
-        marks = [prompt["marked"]]
-        rows[method] = {
-            "f1": float(token_f1([words], marks)["f1"].mean()),
-            "auprc": float(word_average_precision([words], marks)["auprc"][0]),
-            **{name: float(effect[name][0]) for name in ("comprehensiveness", "sufficiency")},
-        }
-    return rows
+        for name in ("own", "other")
+    )
+    return np.asarray(own) - np.asarray(other)
 
 
-def applicable(model: Any, prompt: dict[str, Any], methods: list[str], padding: int) -> list[str]:
+def separation(difference: Any, labels: Any) -> dict[str, float]:
+    """AUC of the evidence for POS, and the share of right answers by class."""
+    positive = np.where(labels == 1, difference, -difference)
+    pos, neg = positive[labels == 1], positive[labels == 0]
+    auc = float(((pos[:, None] > neg) + 0.5 * (pos[:, None] == neg)).mean())
+    return {"auc": auc, "negative": float((neg < 0).mean()), "positive": float((pos > 0).mean())}
+
+
+def choose(model: Any, tokenizer: Any, samples: list[Sample], words: Sequence[int], batch: int) -> Any:
+    """The form that separates the classes best, and the results of all."""
+    labels, rows = np.array([sample.label for sample in samples]), []
+    for form in [PromptForm(name, n, end) for n in words for end in (False, True) for name in FORMS]:
+        prompts = [prompt_of(sample, form, tokenizer) for sample in samples]
+        found = separation(differences(model, prompts, tokenizer.pad_token_id or 0, batch), labels)
+        rows.append({**asdict(form), **found})
+        print(rows[-1], flush=True)
+    best = max(rows, key=lambda row: row["auc"])
+    return PromptForm(best["name"], best["words"], best["end"]), rows
+
+
+def measure(
+    model: Any, tokenizer: Any, prompts: Sequence[ReviewPrompt], methods: list[str], batch: int
+) -> list[dict[str, dict[str, float]]]:
+    """Scores by method of each review."""
+    found = vitrail.explain(
+        model, [prompt.text for prompt in prompts], methods=methods, tokenizer=tokenizer,
+        target=[token(prompt.own, prompt.other) for prompt in prompts],
+    )  # fmt: skip
+    tokens = [
+        found[method].grid[i, :, : len(prompt.ids)].double().cpu()
+        for method in methods for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    every = [*prompts] * len(methods)
+    log_probability = continuation_log_probability(model, [[p.own] for p in every], tokenizer.pad_token_id or 0, batch)
+    effect = continuation_faithfulness(
+        log_probability, [p.ids for p in every], [own[0].numpy() for own in tokens],
+        [[unit >= 0 for unit in p.units] for p in every], [p.units for p in every],
+    )  # fmt: skip
+    words = [word_scores(own, p.offsets, p.spans)[0].numpy() for own, p in zip(tokens, every, strict=True)]
+    marks = [p.marked for p in every]
+    values = {"f1": token_f1(words, marks)["f1"].mean(1), **word_average_precision(words, marks), **effect}
+    return [
+        {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(methods)}
+        for i in range(len(prompts))
+    ]
+
+
+def applicable(model: Any, tokenizer: Any, prompt: ReviewPrompt, methods: list[str]) -> list[str]:
     """Methods that explain a prompt; the others are named with the reason."""
     kept = []
     for method in methods:
         try:
-            measure(model, prompt, [method], padding)
+            vitrail.explain(model, prompt.text, method, tokenizer=tokenizer, target=token(prompt.own, prompt.other))
             kept.append(method)
         except Exception as error:  # noqa: BLE001 - a method that does not apply is left out and named
             print(f"{method}: {str(error).splitlines()[0][:160]}", flush=True)
     return kept
 
 
-def main() -> None:
-    """Measure, and write results and manifest."""
+def run(args: argparse.Namespace, file: Path) -> None:
+    """Measure the reviews that are not in the file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    parser = options(__doc__, methods=METHODS, minutes=10.0)
-    parser.add_argument("--model", type=Path, required=True, help="folder with a language model and its tokenizer")
-    parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
-    parser.add_argument("--data", type=Path, required=True, help="ERASER's movie reviews")
-    parser.add_argument("--reviews", type=int, default=50, help="reviews of the test split (%(default)s)")
-    parser.add_argument("--words", type=int, default=150, help="words of a review in the prompt (%(default)s)")
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
     clock = Clock(args.minutes)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     source = {} if args.gguf is None else {"gguf_file": args.gguf}
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **source).to(args.device).eval()
     model.requires_grad_(False)
-    raw = args.out.with_suffix(".jsonl")
-    done = {row["id"]: row for row in map(json.loads, raw.read_text().splitlines())} if raw.is_file() else {}
-    methods = None
-    with raw.open("a") as file:
-        for sample in by_turns(list(Movies(args.data, "test")))[: args.reviews]:
-            if sample.id in done or clock.is_over(sample.id):
+    lines = [*map(json.loads, file.read_text().splitlines())] if file.is_file() else []
+    with file.open("a") as raw:
+
+        def write(**row: Any) -> None:
+            raw.write(json.dumps(row) + "\n")
+            raw.flush()
+
+        chosen = next((PromptForm(**row["form"]) for row in lines if "form" in row), None)
+        if chosen is None:
+            known = by_turns(list(Movies(args.data, "val")))[: args.choose]
+            chosen, forms = choose(model, tokenizer, known, args.words, args.batch)
+            write(form=asdict(chosen), forms=forms)
+        done = {row["id"] for row in lines if "id" in row}
+        samples = by_turns(list(Movies(args.data, "test")))[: args.reviews]
+        prompts = {sample.id: prompt_of(sample, chosen, tokenizer) for sample in samples}
+        left = [key for key, prompt in prompts.items() if prompt.marked.any()]
+        first, count = map(int, args.part.split("/"))
+        groups = [left[i : i + args.together] for i in range(0, len(left), args.together)][first::count]
+        methods = None
+        for group in groups:
+            missing = [key for key in group if key not in done]
+            if not missing or clock.is_over(", ".join(missing)):
                 continue
-            prompt = prompt_of(sample, args.words, tokenizer)
-            if not prompt["marked"].any():
-                continue
-            padding = tokenizer.pad_token_id or 0
-            methods = applicable(model, prompt, args.methods, padding) if methods is None else methods
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt["ids"]], device=args.device)).logits[0, -1]
-            right = bool(logits[prompt["own"]] > logits[prompt["other"]])
-            done[sample.id] = {"id": sample.id, "right": right, "scores": measure(model, prompt, methods, padding)}
-            file.write(json.dumps(done[sample.id]) + "\n")
-            file.flush()
-    save_json(args.out, {"manifest": manifest(args.device, **about(args, done)), "rows": rows_of(done)})
+            own = [prompts[key] for key in missing]
+            methods = applicable(model, tokenizer, own[0], args.methods) if methods is None else methods
+            right = differences(model, own, tokenizer.pad_token_id or 0, args.batch)
+            for key, one, scores in zip(
+                missing, right, measure(model, tokenizer, own, methods, args.batch), strict=True
+            ):
+                write(id=key, difference=float(one), scores=scores)
+            print(f"{len(missing)} reviews, {clock}", flush=True)
 
 
-def about(args: argparse.Namespace, done: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest states about the study."""
-    negative, positive = ([r["right"] for r in done.values() if r["id"].startswith(start)] for start in ("neg", "pos"))
-    accuracy = {name: float(np.mean(own)) for name, own in {"negative": negative, "positive": positive}.items() if own}
-    return {"model": args.model.name, "split": "test", "reviews": len(done), "words": args.words, "accuracy": accuracy,
-            "explained": "logit of the true word minus that of the other one"}  # fmt: skip
-
-
-def rows_of(done: dict[str, Any]) -> list[dict[str, Any]]:
-    """Means and intervals by method, best token-F1 first."""
+def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
+    """Write means and intervals by method, best token-F1 first, and the values of each review as Parquet."""
+    lines = [json.loads(line) for file in files if file.is_file() for line in file.read_text().splitlines()]
+    done = {row["id"]: row for row in lines if "id" in row}
+    if not done:
+        return
     names = list(next(iter(done.values()))["scores"])
-    rows = [
-        {"method": name, "reviews": len(done), **{
-            score: interval(np.array([row["scores"][name][score] for row in done.values()]))._asdict()
-            for score in SCORES
-        }}
-        for name in names
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: -row["f1"]["value"])
+    rows: dict[str, dict[str, Any]] = {name: {"method": name, "reviews": len(done)} for name in names}
+    columns: dict[str, Any] = {"method": np.repeat(names, len(done)), "review": [*done] * len(names)}
+    for score, higher in SCORES.items():
+        values = {name: np.array([row["scores"][name][score] for row in done.values()]) for name in names}
+        columns[score] = np.concatenate([*values.values()]).astype(np.float32)
+        for row in compare(values, higher=higher):
+            rows[row.name][score] = {k: None if v != v else v for k, v in row._asdict().items() if k != "name"}
+    pq.write_table(pa.table(columns), args.out.with_suffix(".parquet"), compression="zstd")
+    chosen = next(row for row in lines if "form" in row)
+    labels = np.array([int(key.startswith("pos")) for key in done])
+    found = separation(np.array([row["difference"] for row in done.values()]), labels)
+    about = {"model": args.model.name, "split": "test", "reviews": len(done), "positive": int(labels.sum()),
+             "separation": found, "form": chosen["form"], "forms_on_validation": chosen["forms"],
+             "explained": "logit of the true word minus that of the other one"}  # fmt: skip
+    ranked = sorted(rows.values(), key=lambda row: -row["f1"]["mean"])
+    save_json(args.out, {"manifest": manifest(args.device, **about), "rows": ranked})
+
+
+def main() -> None:
+    """Measure, and write results and manifest."""
+    parser = options(__doc__, methods=METHODS, minutes=10.0, batch=32)
+    parser.add_argument("--model", type=Path, required=True, help="folder with a language model and its tokenizer")
+    parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
+    parser.add_argument("--data", type=Path, required=True, help="ERASER's movie reviews")
+    parser.add_argument("--reviews", type=int, default=199, help="reviews of the test split (%(default)s)")
+    parser.add_argument("--words", type=int, nargs="+", default=[150, 300], help="words of a review in the prompt")
+    parser.add_argument("--choose", type=int, default=200, help="validation reviews that decide the prompt")
+    parser.add_argument("--together", type=int, default=8, help="reviews that are explained in one call (%(default)s)")
+    parser.add_argument("--part", default="0/1", help="which part of the reviews, of how many (%(default)s)")
+    parser.add_argument("--join", type=Path, nargs="*", help="JSON lines of other runs; nothing is measured")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    file = args.out.with_suffix(".jsonl")
+    if args.join is None:
+        run(args, file)
+    summarise(args, args.join or [file])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ REPEATED_FILES = {
     "attention.py": "attention layers: how they are recognised (capture) and their relevance rules (lrp)",
     "audit.py": "a command and the module that it runs",
     "leaderboard.py": "a command and the module that it runs",
-    "app.py": "the typer application of cli and the FastAPI application of web",
     "curves.py": "perturbation curves: their computation (scores) and their drawing (report)",
     "demo.py": "a command and the module that it runs",
     "compare.py": "a command and the module that it runs",

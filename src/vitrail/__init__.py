@@ -27,7 +27,8 @@ from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
-from vitrail.pipeline.generation import GenerationExplanation, explain_generation
+from vitrail.pipeline.generation import explain_generation
+from vitrail.pipeline.generation_explanation import GenerationExplanation
 from vitrail.pipeline.token_activation import token_activation
 from vitrail.targets import contrast
 from vitrail.tools.compare import MethodComparison, compare

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 
@@ -95,6 +98,15 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         if error.name is not None and error.name.partition(".")[0] not in (module.partition(".")[0], "torchvision"):
             raise
         raise MissingExtraError(f'{module} is needed to {purpose}: pip install "vitrail[{extra}]"') from error
+
+
+@contextmanager
+def writing(path: Path | str, advice: str) -> Iterator[None]:
+    """Turn errors of the file system within a ``with`` block into an `OutputError` with an advice."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path} ({error}): {advice}") from error
 
 
 def error_line(error: BaseException) -> str:

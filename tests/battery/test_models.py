@@ -38,7 +38,17 @@ FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
 
 @pytest.fixture(scope="module", params=CASES)
 def one(request):
-    return build(request.param)
+    """A case, its model and inputs, and the structure that is read."""
+    case, model, model_inputs = build(request.param)
+    return case, model, model_inputs, read_structure(model, model_inputs, None, case.target)
+
+
+@pytest.fixture(scope="module")
+def opened(one):
+    """The output of the opened model and all tensors of its blocks."""
+    _, model, model_inputs, structure = one
+    with forward_pass(model, model_inputs, structure, [dict.fromkeys(TENSOR_KINDS, ALL)]) as found:
+        return any_output(found.output).detach(), found.blocks
 
 
 @pytest.fixture(scope="module", params=[c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
@@ -46,9 +56,20 @@ def repeated(request):
     return build(request.param)
 
 
+@pytest.fixture(scope="module")
+def explained(repeated):
+    """The targets, every method that applies, and its maps of two inputs for several targets in one call."""
+    case, model, model_inputs = repeated
+    classes = list(range(min(4, any_output(model_inputs.into(model)).shape[-1])))
+    target = case.target or [classes, classes[::-1]]
+    methods = quick(model, model_inputs, target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
+        return target, methods, vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=target)
+
+
 def test_anatomy_is_found(one):
-    case, model, model_inputs = one
-    structure = read_structure(model, model_inputs, None, case.target)
+    case, _, _, structure = one
     assert structure.kind == "plain"
     assert structure.layout.prefix == case.prefix
     assert structure.layout.grid == case.grid
@@ -61,22 +82,18 @@ def test_anatomy_is_found(one):
     assert structure.model in str(structure)
 
 
-def test_opened_model_says_the_same(one):
-    case, model, model_inputs = one
+def test_opened_model_says_the_same(one, opened):
+    _, model, model_inputs, _ = one
     with torch.no_grad():
         bare = any_output(model_inputs.into(model))
-    with forward_pass(
-        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
-    ) as opened:
-        assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(opened[0], bare, rtol=1e-10, atol=1e-10)
 
 
 def test_values_are_made_by_what_is_said_to_make_them(one):
     """V is V_in through Wv, but for a bias, which is the same for every token."""
-    case, model, model_inputs = one
-    structure = read_structure(model, model_inputs, None, case.target)
-    with forward_pass(model, model_inputs, structure, [{"V": ALL, "value_path": ALL}]) as opened:
-        blocks = opened.blocks
+    _, model, model_inputs, structure = one
+    with forward_pass(model, model_inputs, structure, [{"V": ALL, "value_path": ALL}]) as found:
+        blocks = found.blocks
     for block in blocks:
         if isinstance(model, FoldedHeads):  # values that are no view of what the projection gave are not followed
             assert "Wv" not in vars(block)
@@ -89,14 +106,10 @@ def test_values_are_made_by_what_is_said_to_make_them(one):
     assert len({o.value for o in structure.layers}) == len(structure.layers), "each block has its own"
 
 
-def test_attention_rows_sum_to_one_and_make_the_stream(one):
+def test_attention_rows_sum_to_one_and_make_the_stream(one, opened):
     """A is a distribution over keys, and A·V through the projection is what the block adds to X."""
-    case, model, model_inputs = one
-    with forward_pass(
-        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
-    ) as opened:
-        blocks = [b for b in opened.blocks if not b.pool]
-    for block in blocks:
+    model = one[1]
+    for block in (b for b in opened[1] if not b.pool):
         assert torch.allclose(block.A.sum(-1), torch.ones_like(block.A.sum(-1)))
         assert torch.allclose(block.A, block.O.softmax(-1), atol=1e-6)  # eager Hugging Face takes it in float32
         Z = (block.A @ block.V).transpose(1, 2).flatten(2)
@@ -112,20 +125,15 @@ def test_attention_rows_sum_to_one_and_make_the_stream(one):
         assert torch.allclose(bias, bias[:, :, :1].expand_as(bias), atol=1e-6), "V is V_in·Wvᵀ up to a bias"
 
 
-def test_every_method_gives_maps(repeated):
+def test_every_method_gives_maps(repeated, explained):
     case, model, model_inputs = repeated
-    outputs = any_output(model_inputs.into(model)).shape[-1]
-    target = case.target or [list(range(min(6, outputs)))]
-    methods = quick(model, model_inputs, target)
+    _, methods, found = explained
     kind = kind_of(read_structure(model, model_inputs, None, case.target))
     expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
     expected -= {m for m, line in vitrail.methods().items() if line.check_weights is not None}  # trained for one model
     many = {m for m, line in vitrail.methods().items() if line.family in MANY}
     left_out = many if case.size[-1] > SMALL else set()
     assert set(methods) == expected - left_out
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
-        found = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=target)
     for name, explanation in found.items():
         assert torch.isfinite(explanation.grid).all(), name
         assert torch.isfinite(explanation.maps).all(), name
@@ -139,35 +147,19 @@ def test_every_method_gives_maps(repeated):
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_batch_is_its_images_one_by_one(repeated):
+def test_maps_are_those_of_one_image_and_one_target_alone(repeated, explained):
+    """A batch with several targets equals single calls; texts stay together, because padding enters the attention."""
     case, model, model_inputs = repeated
-    if case.grid is None:
-        pytest.skip("texts of different lengths are another matter: padding enters the attention")
-    methods = quick(model, model_inputs, case.target)
-    images = model_inputs.args[0]
-    target = case.target or [0, 1]
-    together = vitrail.explain(model, images, methods=methods, target=target)
+    target, methods, together = explained
     for i in range(2):
-        alone = vitrail.explain(model, images[i : i + 1], methods=methods, target=case.target or [target[i]])
+        inputs = inputs_of(model_inputs) if case.grid is None else model_inputs.args[0][i : i + 1]
+        rows = slice(None) if case.grid is None else slice(i, i + 1)
+        columns = slice(None) if case.target else slice(i, i + 1)
+        alone = vitrail.explain(model, inputs, methods=methods, target=case.target or [t[i] for t in target[rows]])
         for name in methods:
-            scale = together[name].grid[i].abs().max()
-            same = torch.allclose(together[name].grid[i], alone[name].grid[0], rtol=1e-9, atol=1e-9 * float(scale))
-            assert same, name
-
-
-@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_several_targets_are_single_calls(repeated):
-    case, model, model_inputs = repeated
-    if case.target is not None:
-        pytest.skip("the target is a function")
-    methods = quick(model, model_inputs)
-    together = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[[0, 1], [1, 0]])
-    for k in range(2):
-        alone = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[k, 1 - k])
-        for name in methods:
-            scale = float(alone[name].grid.abs().max())
-            same = torch.allclose(together[name].grid[:, k], alone[name].grid[:, 0], rtol=1e-9, atol=1e-9 * scale)
-            assert same, name
+            expected = together[name].grid[rows, columns]
+            scale = float(expected.abs().max())
+            assert torch.allclose(alone[name].grid, expected, rtol=1e-9, atol=1e-9 * scale), name
 
 
 #: Models of timm by their kind, with options that make them small.
@@ -239,10 +231,10 @@ def test_a_clip_of_two_towers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224", depth=3),
-             timm_model("beit_base_patch16_224", depth=3),
-             timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=3),
-             timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=3), open_clip_vit_b_32],
+    "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224", depth=2),
+             timm_model("beit_base_patch16_224", depth=2),
+             timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=2),
+             timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=2), open_clip_vit_b_32],
     ids=["torchvision", "vit", "beit", "siglip", "dinov2", "open_clip"],
 )  # fmt: skip
 def test_published_widths_say_the_same(make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from html import unescape
 from urllib.parse import unquote
 
@@ -12,13 +13,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitrail
-from vitrail.bench import folder_page
+from vitrail.bench import folder, folder_page
 from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
 from vitrail.bench.folder_page import write_folder_page
 from vitrail.cli import app as cli
 from vitrail.data.scenes import render
 from vitrail.errors import DataError
+from vitrail.models.decoding import ImageDecoder
+from vitrail.models.preprocess import Preprocess
 
 pl = pytest.importorskip("polars")
 pytest.importorskip("pydantic")
@@ -124,3 +127,23 @@ def test_overlays_of_a_folder_are_those_of_explain(tmp_path):
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         draw_folder(tmp_path)
+
+
+@pytest.mark.slow
+def test_images_decoded_ahead_in_processes_give_the_same_index(photos, tmp_path, monkeypatch):
+    """As on a GPU: images are read ahead, decoded in processes and joined to batches before they are needed."""
+    options = {"recursive": True, "methods": ["rollout"], "chunk": 3, "batch": 2}
+    expected = explain_folder(photos, tmp_path / "here", **options)
+    decoder = ImageDecoder(1, start_after=0)
+    with Image.open(photos / "a.png") as image:
+        decoder("a.png", (photos / "a.png").read_bytes(), Preprocess((image.height, image.width)))
+    while decoder._free.empty():
+        time.sleep(0.01)
+    monkeypatch.setattr(folder, "ImageDecoder", lambda _: decoder)
+    monkeypatch.setattr(folder.FolderChunk, "_reads_ahead", lambda *_: True)
+    found = explain_folder(photos, tmp_path / "ahead", **options)
+    decoder.close()
+    assert decoder._decoded == 1 + 4
+    assert found.read_bytes() == expected.read_bytes()
+    assert all(path.read_bytes() == (tmp_path / "here" / "parts" / path.name).read_bytes()
+               for path in (tmp_path / "ahead" / "parts").glob("*.safetensors"))  # fmt: skip

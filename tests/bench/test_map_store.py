@@ -10,7 +10,7 @@ import torch
 import vitrail
 from tests.bench.bench_helpers import ONE, open_store
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.map_store import has_maps, write_index, write_shard
+from vitrail.bench.map_store import has_maps, map_pixels, write_index, write_shard
 from vitrail.errors import DataError, InputError
 from vitrail.methods.postprocess import normalise
 
@@ -43,6 +43,25 @@ def test_maps_are_read_by_id(store):
     assert rows.column("image").to_pylist() == store.ids[:-1]
     assert store.stack(rows)[:, 0, 0].tolist() == [0.5, 0.625, 0.75, 0, 0.125, 0.25]
     assert store.stack(store.rows("b1é"))[:, 1, 3].tolist() == [0.125, -0.125]
+
+
+def test_notebooks_show_some_maps(store, monkeypatch):
+    shown = store._repr_html_()
+    assert shown.count("data:image/png;base64,") == 12
+    assert shown.startswith("<p>MapStore(13 maps")
+    assert "broken" not in shown
+    monkeypatch.setattr("vitrail.bench.map_store.SHOWN_IN_NOTEBOOK", 2)
+    assert [f"{name}<br>" in store._repr_html_() for name in ("a0é", "b0é", "a1é")] == [True, True, False]
+
+
+def test_colours_of_a_map():
+    low, high = map_pixels(torch.tensor([[0.0, 1.0]]), "rollout")[0].tolist()
+    assert sum(low) < 100 < 500 < sum(high), "dark to light"
+    negative, positive = map_pixels(torch.tensor([[-1.0, 1.0]]), "attnlrp")[0].tolist()
+    assert negative[2] > negative[0], "blue"
+    assert positive[0] > positive[2], "red"
+    unknown, known = (map_pixels(torch.tensor([[0.0, 1.0]]), name) for name in ("not a method", "rollout"))
+    assert (unknown == known).all()
 
 
 def test_errors_name_what_fits(store):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval, compared
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval, compare_removals
 from vitrail.bench.world_tasks import WorldBatch, words
 from vitrail.models import describe, load
 from vitrail.targets import prompt
@@ -56,7 +56,7 @@ def test_a_constant_map_is_as_good_as_chance():
 
 def test_ties_count_half_and_missing_draws_do_not_count():
     own, chance = torch.tensor([[1.0, 1.0]]), torch.tensor([[[1.0, 2.0, torch.nan], [0.0, 0.0, 3.0]]])
-    found = compared(own, chance)
+    found = compare_removals(own, chance)
     assert found["better"].item() == (0.75 + 1 / 3) / 2
     assert found["drop"].item() == (0.5 + 0.0) / 2
 

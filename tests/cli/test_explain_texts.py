@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
@@ -11,6 +12,7 @@ import vitrail
 from tests.text.language import PROMPT, language_model
 from vitrail.cli.app import app
 
+explain_module = importlib.import_module("vitrail.pipeline.explain")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -45,6 +47,24 @@ def test_tokens_and_answers_are_explained_as_in_python(folder, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "log-probability" in done.output
+
+
+@pytest.mark.parametrize("more", [["--token", "Paris"], ["--generate", "1"]])
+def test_activations_are_computed_again_where_asked_for(folder, tmp_path, monkeypatch, more):
+    asked = []
+    whole = explain_module.run_in_memory
+
+    def note(run, model, recompute, batch):
+        asked.append(recompute)
+        return whole(run, model, recompute, batch)
+
+    monkeypatch.setattr(explain_module, "run_in_memory", note)
+    for option in ([], ["--recompute"], ["--no-recompute"]):
+        done = run(folder, tmp_path / "".join(option), "--method", "gradient_x_input", *more, *option)
+        assert done.exit_code == 0, done.output
+    assert asked == [None, True, False]
+    done = CliRunner().invoke(app, ["explain", str(tmp_path), "--recompute"])
+    assert "does not go with a folder" in " ".join((done.output + str(done.exception)).split())
 
 
 def test_generated_words_have_their_sources(folder, tmp_path):

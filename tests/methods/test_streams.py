@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.replicas import streams as replica
 from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5, vilbert
+from tests.zoo.vision_language import blip2
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.streams import StreamLayer, Streams
@@ -67,6 +69,45 @@ def test_agrees_with_the_published_rules(name):
     for method, slow in expected.items():
         ours = found[method].grid[:, 0].flatten(1)
         assert torch.allclose(ours, slow, rtol=1e-7, atol=1e-9 * float(slow.abs().max())), method
+
+
+def test_queries_of_a_query_transformer_are_tokens_of_the_language_model():
+    """BLIP-2 by the published rules, with the attention of its five queries placed by hand among the words."""
+    case = blip2()
+    model, inputs = case.model, case.inputs
+
+    def target(output: Any) -> Tensor:
+        return output.logits[:, -1, 7]
+
+    methods = ["transformer_mm", "rollout", "grad_rollout:discard=0"]
+    found = vitrail.explain(model, inputs, methods=methods, target=target, of="pixel_values")
+    model.set_attn_implementation("eager")
+    queries, words = torch.arange(1, 6), torch.arange(13)  # a start token, five image tokens, and others
+    sides = {"queries": (queries, 13), "words": (words, 13), "patches": (torch.arange(17), 17)}
+    layers = [("patches", "patches")] * 2 + [("queries", "queries"), ("queries", "patches")] * 2
+    layers += [("words", "words")] * 2
+
+    def placed(matrix: Tensor, layer: tuple[str, str]) -> Tensor:
+        (rows, m), (columns, n) = (sides[side] for side in layer)
+        whole = matrix.new_zeros(*matrix.shape[:2], m, n)
+        whole[:, :, rows[:, None], columns] = matrix
+        return whole.double()
+
+    A, dA = (
+        [placed(matrix, layer) for matrix, layer in zip(matrices, layers, strict=True)]
+        for matrices in replica.attention_and_gradients(model, inputs, target)
+    )
+    plan = [[tuple("patches" if side == "patches" else "stream" for side in layer)] for layer in layers]
+    rules = (("stream", 12), "patches")
+    weighted = [(a * g).mean(1).clamp(min=0) for a, g in zip(A, dA, strict=True)]
+    expected = {
+        "transformer_mm": replica.transformer_mm(plan, A, dA, *rules),
+        "rollout": replica.rollout(plan, [a.mean(1) for a in A], *rules),
+        "grad_rollout:discard=0": replica.rollout(plan, weighted, *rules),
+    }
+    for method, slow in expected.items():
+        ours = found[method].grid[:, 0].flatten(1).double()
+        assert torch.allclose(ours, slow[:, 1:], rtol=1e-4, atol=1e-5 * float(slow[:, 1:].abs().max())), method
 
 
 def test_one_stream_has_the_same_maps_as_always():

@@ -100,7 +100,7 @@ def test_other_python_blocks_compile(page):
 def test_client_of_the_web_server_runs(tmp_path, monkeypatch):
     httpx, testclient = pytest.importorskip("httpx"), pytest.importorskip("fastapi.testclient")
     from vitrail.cli.serve import load_models
-    from vitrail.web.app import make_app
+    from vitrail.web.fastapi_app import make_app
 
     (block,) = blocks(ROOT / "docs" / "web.md", "py")
     Image.effect_noise((64, 48), 90).convert("RGB").save(tmp_path / "cat.jpg")

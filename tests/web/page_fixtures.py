@@ -19,8 +19,8 @@ from vitrail.cli.serve import load_models  # noqa: E402
 from vitrail.models.loaded import LoadedModel  # noqa: E402
 from vitrail.models.preprocess import HALF, Preprocess  # noqa: E402
 from vitrail.testing import tiny_vit  # noqa: E402
-from vitrail.web.app import make_app  # noqa: E402
-from vitrail.web.model import serve_model  # noqa: E402
+from vitrail.web.fastapi_app import make_app  # noqa: E402
+from vitrail.web.served_model import serve_model  # noqa: E402
 
 #: Time to wait for a state on a busy machine.
 TIMEOUT_MS = 90_000

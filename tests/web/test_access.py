@@ -18,9 +18,9 @@ from tests.web.web_case import LONG_METHODS, error_text, image_file, running_ser
 from vitrail.cli import serve as serve_module
 from vitrail.errors import InputError, OptionError
 from vitrail.web.access import TOKEN_COOKIE, AccessToken
-from vitrail.web.app import make_app
-from vitrail.web.connections import bind
+from vitrail.web.fastapi_app import make_app
 from vitrail.web.limits import Limits
+from vitrail.web.page_server import bind
 
 TOKEN = "a token of enough characters"  # noqa: S105
 

@@ -20,7 +20,7 @@ from vitrail.trust import VERDICTS
 from vitrail.viz.map_encoding import decode_map
 from vitrail.web import map_checks, runner
 from vitrail.web.curve_levels import level_passes
-from vitrail.web.model import serve_model
+from vitrail.web.served_model import serve_model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason='the page needs the web extra: pip install
 testclient = pytest.importorskip("fastapi.testclient")
 
 from vitrail.cli.serve import DEFAULT_MODELS, load_models  # noqa: E402
-from vitrail.web.app import make_app  # noqa: E402
+from vitrail.web.fastapi_app import make_app  # noqa: E402
 from vitrail.web.page_targets import PageTarget  # noqa: E402
 
 KITE, STAR = {"kind": "prompt", "text": "a kite"}, {"kind": "prompt", "text": "a star"}
@@ -135,7 +135,7 @@ def test_videos_and_sound(client, tmp_path, monkeypatch, model, name, shape):
 @pytest.mark.slow
 def test_checks_of_every_kind(client):
     cases = {
-        ("scenes-clip", "colours-1"): KITE, ("tones", "tones-1"): 2,
+        ("scenes-clip", "colours-1"): KITE, ("tones", "tones-2"): 2,
     }  # fmt: skip
     for (model, name), target in cases.items():
         body = sample(client, model, name)

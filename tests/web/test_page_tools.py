@@ -105,15 +105,15 @@ def test_a_dropped_link_is_answered(visit):
 
 
 def test_a_reload_continues_the_running_job(visit):
-    slow = "?model=tiny&sample=cat&classes=0&method=rise:masks=9900"
-    page = visit(before=lambda page: None)
-    wait_idle(page)
     ids = []
-    page.on("response", lambda r: ids.append(r.json()["id"]) if r.url.endswith("/api/explain") else None)
-    page.goto(page.url.split("?")[0] + slow)
-    page.wait_for_selector(".map-card[data-state=running]")
+
+    def keep_ids(page):
+        page.on("response", lambda r: ids.append(r.json()["id"]) if r.url.endswith("/api/explain") else None)
+
+    running = ".map-card[data-state=running]"
+    page = visit("?model=scenes&sample=scene-1&classes=0&method=rise:masks=9900", keep_ids, running)  # takes minutes
     page.reload()
-    page.wait_for_selector(".map-card[data-state=running]")
+    page.wait_for_selector(running)
     assert len(ids) >= 2
     assert ids[-1] == ids[-2]
     page.click("button[aria-label^='Cancel']")

@@ -12,7 +12,7 @@ from tests.web.web_case import error_text, small_app, upload_id
 from vitrail.cli.serve import load_models
 from vitrail.trust.input_removal import PatchRemoval
 from vitrail.viz.map_encoding import decode_map
-from vitrail.web.app import make_app
+from vitrail.web.fastapi_app import make_app
 from vitrail.web.patch_removal import SHIFTS, page_patches, shifted_regions
 
 

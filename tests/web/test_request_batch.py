@@ -20,7 +20,7 @@ from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
 from vitrail.web.model_copies import copy_modules
-from vitrail.web.state import Client, ServerState
+from vitrail.web.server_state import Client, ServerState
 from vitrail.web.validation import check_methods
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")

@@ -23,7 +23,7 @@ from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.viz.map_encoding import decode_map
 from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.model import serve_model
+from vitrail.web.served_model import serve_model
 from vitrail.web.validation import check_methods
 
 HEADERS = {
@@ -90,7 +90,7 @@ def test_client_cookie(app):
 
 
 def test_other_origins_and_host_names_are_rejected():
-    from vitrail.web.app import make_app
+    from vitrail.web.fastapi_app import make_app
 
     with TestClient(make_app([tiny_model()], Limits(), ["localhost"]), base_url="http://localhost:8000") as local:
         body = {"model": "tiny", "sample": "scene-1"}

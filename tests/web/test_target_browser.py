@@ -11,7 +11,7 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 from tests.web.page_case import wait_idle
 from tests.web.page_fixtures import address, browser, screenshots, visit  # noqa: F401 - fixtures
 from vitrail.cli.serve import load_models
-from vitrail.web.app import make_app
+from vitrail.web.fastapi_app import make_app
 
 pytestmark = pytest.mark.slow
 

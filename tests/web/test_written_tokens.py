@@ -12,7 +12,7 @@ from vitrail.cli.serve import load_models
 from vitrail.data import QuestionProcessor, draw_recall
 from vitrail.targets import token
 from vitrail.text import load_tokenizer
-from vitrail.web.app import make_app
+from vitrail.web.fastapi_app import make_app
 
 TOO_LARGE = {"kind": "token", "token": 999}
 PROMPT = "Jane has the cup. Kim has the kite. The sun is out. Gus has the comb. Leo has the tent. Leo has the"

@@ -15,10 +15,10 @@ from PIL import Image
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.testing import tiny_vit
-from vitrail.web.app import make_app
-from vitrail.web.connections import PageServer
+from vitrail.web.fastapi_app import make_app
 from vitrail.web.limits import Limits
-from vitrail.web.model import ServedModel, serve_model
+from vitrail.web.page_server import PageServer
+from vitrail.web.served_model import ServedModel, serve_model
 
 #: Methods that take about a minute unless they are cancelled.
 LONG_METHODS = [f"rise:masks=9999,seed={i}" for i in range(20)]

@@ -69,20 +69,20 @@ def torchvision_model() -> nn.Module:
 
 
 def torchvision_vit_b_16() -> nn.Module:
-    """Three of the twelve blocks, at the published width and number of tokens."""
+    """Two of the twelve blocks, at the published width and number of tokens."""
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(224, 16, num_layers=3, num_heads=12, hidden_dim=768, mlp_dim=3072)
+    return VisionTransformer(224, 16, num_layers=2, num_heads=12, hidden_dim=768, mlp_dim=3072)
 
 
 def open_clip_vit_b_32() -> nn.Module:
-    """Three blocks of each encoder, at the published widths and numbers of tokens."""
+    """Two blocks of each encoder, at the published widths and numbers of tokens."""
     import open_clip
     from open_clip.model import CLIP
 
     config = open_clip.get_model_config("ViT-B-32")
     assert config is not None
-    return CLIP(config["embed_dim"], config["vision_cfg"] | {"layers": 3}, config["text_cfg"] | {"layers": 3})
+    return CLIP(config["embed_dim"], config["vision_cfg"] | {"layers": 2}, config["text_cfg"] | {"layers": 2})
 
 
 def open_clip_model() -> nn.Module:
@@ -179,28 +179,31 @@ def similar(output: Any) -> torch.Tensor:
 
 CASES = {
     "timm:vit_tiny": Case(
-        timm_model("vit_tiny_patch16_224", img_size=96), 1, (6, 6), "cls", 12, size=(3, 96, 96)
+        timm_model("vit_tiny_patch16_224", depth=6, img_size=96), 1, (6, 6), "cls", 6, size=(3, 96, 96)
     ),
     "timm:vit_base": Case(
         timm_model("vit_base_patch16_224", depth=2, img_size=96, **NARROW), 1, (6, 6), "cls", 2, size=(3, 96, 96)
     ),
-    "timm:deit_tiny": Case(timm_model("deit_tiny_patch16_224", depth=4), 1, (14, 14), "cls", 4),
+    "timm:deit_tiny": Case(
+        timm_model("deit_tiny_patch16_224", depth=3, img_size=96), 1, (6, 6), "cls", 3, size=(3, 96, 96)
+    ),
     "timm:deit_tiny_distilled": Case(
-        timm_model("deit_tiny_distilled_patch16_224", img_size=96), 2, (6, 6), "distilled", 12, size=(3, 96, 96)
+        timm_model("deit_tiny_distilled_patch16_224", depth=3, img_size=96), 2, (6, 6), "distilled", 3,
+        size=(3, 96, 96),
     ),
     "timm:deit3_small": Case(
-        timm_model("deit3_small_patch16_224", depth=4, img_size=96), 1, (6, 6), "cls", 4, size=(3, 96, 96), scaled=True
+        timm_model("deit3_small_patch16_224", depth=3, img_size=96), 1, (6, 6), "cls", 3, size=(3, 96, 96), scaled=True
     ),
     "timm:beit_base": Case(
         timm_model("beit_base_patch16_224", depth=2, img_size=96, **NARROW), 1, (6, 6), "mean", 2, size=(3, 96, 96),
         scaled=True,
     ),
     "timm:eva02_tiny": Case(
-        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4,
+        timm_model("eva02_tiny_patch14_224", depth=3, img_size=84, num_classes=10), 1, (6, 6), "mean", 3,
         size=(3, 84, 84),
     ),
     "timm:dinov2_reg4": Case(
-        timm_model("vit_small_patch14_reg4_dinov2", img_size=84, num_classes=10, depth=4), 5, (6, 6), "cls", 4,
+        timm_model("vit_small_patch14_reg4_dinov2", img_size=84, num_classes=10, depth=3), 5, (6, 6), "cls", 3,
         size=(3, 84, 84), scaled=True,
     ),
     "timm:siglip": Case(
@@ -208,7 +211,7 @@ CASES = {
         3, size=(3, 96, 96),
     ),
     "timm:not-square": Case(
-        timm_model("vit_tiny_patch16_224", img_size=(96, 160), depth=4), 1, (6, 10), "cls", 4, size=(3, 96, 160)
+        timm_model("vit_tiny_patch16_224", img_size=(96, 160), depth=3), 1, (6, 10), "cls", 3, size=(3, 96, 160)
     ),
     "timm:patch-8": Case(
         timm_model("vit_tiny_patch16_224", img_size=64, patch_size=8, depth=3), 1, (8, 8), "cls", 3, size=(3, 64, 64)

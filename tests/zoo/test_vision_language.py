@@ -181,7 +181,7 @@ def test_labels_of_a_processor_do_not_stop_an_answer():
 
 
 def test_the_default_applies_where_image_tokens_have_no_place():
-    case = case_of("blip2")
+    case = case_of("kosmos2")
     with pytest.warns(GuessWarning, match="gradient_x_input is used in place of the default"):
         e = vitrail.explain(case.model, case.inputs, tokenizer=TOKENIZER, target=token("w7"))
     assert e.method == "gradient_x_input"

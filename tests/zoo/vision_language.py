@@ -359,7 +359,38 @@ def gradient_at_pixels(subject: Subject, methods: Sequence[str]) -> None:
     assert e.text[0].words == tuple(f"w{i}" for i in case.inputs["input_ids"][0, -WORDS:].tolist())
 
 
-STREAM_TESTS = {"plant_patch_and_word": plant_patch_and_word, "gradient_at_pixels": gradient_at_pixels}
+def plant_patch_of_queries(subject: Subject, methods: Sequence[str]) -> None:
+    """The queries of a query transformer see one patch alone: it is all that is relevant of the image."""
+    case, patch, (rows, columns) = subject, 9, (4, 4)
+    model = copy.deepcopy(case.model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("vision_model.encoder") and name.endswith("projection.weight"):
+                parameter.mul_(1e-5)  # patches are hardly mixed before
+            elif name.endswith("bias"):
+                parameter.zero_()  # so that zeros stay zeros
+
+    def hide(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen = kwargs["encoder_hidden_states"]
+        only = torch.zeros(seen.shape[1], 1).index_fill_(0, torch.tensor([1 + patch]), 1.0)  # after the class token
+        return args, {**kwargs, "encoder_hidden_states": seen * only}
+
+    model.get_submodule("qformer").register_forward_pre_hook(hide, with_kwargs=True)
+    found = vitrail.explain(model, case.inputs, methods=list(methods), target=case.target, **case.options)
+    for method, e in found.items():
+        cells = torch.nn.functional.adaptive_avg_pool2d(e.grid[:, 0].abs(), (rows, columns)).flatten(1)
+        assert (cells[:, patch] > 0).all(), method
+        # The rule of cross-attention scales what patches have of others to sum one, however little it is.
+        others = 1.0 if method == "transformer_mm" else 1e-3
+        assert float(cells.sum() - cells[:, patch].sum()) <= others * float(cells[:, patch].sum()), method
+        assert e.text is not None
+        assert e.text[0].words == tuple(f"w{i}" for i in case.inputs["input_ids"][0, -WORDS:].tolist())
+
+
+STREAM_TESTS = {
+    "plant_patch_and_word": plant_patch_and_word, "gradient_at_pixels": gradient_at_pixels,
+    "plant_patch_of_queries": plant_patch_of_queries,
+}  # fmt: skip
 METHODS = ("transformer_mm", "attnlrp", "gradient_x_input")
 _NAMES = {
     "plain": "own:PlainVLM", "llava": "hf:LlavaForConditionalGeneration", "vilt": "hf:ViltForQuestionAnswering, answer",
@@ -370,11 +401,20 @@ _NAMES = {
     "blip2": "hf:Blip2ForConditionalGeneration, answer", "kosmos2": "hf:Kosmos2ForConditionalGeneration",
     "instruct_blip": "hf:InstructBlipForConditionalGeneration", "florence2": "hf:Florence2ForConditionalGeneration",
 }  # fmt: skip
-RESAMPLED = ("blip2", "instruct_blip", "kosmos2", "florence2")
+QUERIED = ("blip2", "instruct_blip")
+RESAMPLED = ("kosmos2", "florence2")
 ENTRIES = [
     Entry(_NAMES[name], make, ("plant_patch_and_word",), METHODS, slow=name not in ("plain", "llava", "llava_next"),
           target="answer about an image")
-    for name, make in CASES.items() if name not in RESAMPLED
+    for name, make in CASES.items() if name not in (*QUERIED, *RESAMPLED)
+] + [
+    Entry(_NAMES[name], CASES[name], ("gradient_at_pixels",), ("gradient_x_input",), slow=name != "blip2",
+          target="answer about an image")
+    for name in QUERIED
+] + [
+    Entry(f"{_NAMES[name]}, image", CASES[name], ("plant_patch_of_queries",), METHODS, slow=name != "blip2",
+          target="answer about an image")
+    for name in QUERIED
 ] + [
     Entry(_NAMES[name], CASES[name], ("gradient_at_pixels",), ("gradient_x_input",),
           {"transformer_mm": "no place on the image"}, target="answer about an image")

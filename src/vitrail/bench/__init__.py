@@ -25,29 +25,10 @@ if TYPE_CHECKING:
     from vitrail.bench.validate import read_plan
 
 __all__ = [
-    "PROTOCOLS",
-    "FolderSummary",
-    "LocalEngine",
-    "MapStore",
-    "Plan",
-    "PlanError",
-    "PlanOverrides",
-    "PresentClassScores",
-    "RayEngine",
-    "ResultsStore",
-    "collect_scores",
-    "count_failures",
-    "draw_folder",
-    "explain_folder",
-    "open_maps",
-    "open_run",
-    "plans",
-    "read_map",
-    "read_plan",
-    "read_results",
-    "run_plan",
-    "write_folder_page",
-]
+    "PROTOCOLS", "FolderSummary", "LocalEngine", "MapStore", "Plan", "PlanError", "PlanOverrides", "PresentClassScores",
+    "RayEngine", "ResultsStore", "collect_scores", "count_failures", "draw_folder", "explain_folder", "open_maps",
+    "open_run", "plans", "read_map", "read_plan", "read_results", "run_plan", "write_folder_page",
+]  # fmt: skip
 
 #: Module of each name. Modules are imported at first use, because they need the libraries of ``vitrail[bench]``.
 _MODULES = {

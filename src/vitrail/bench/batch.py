@@ -24,10 +24,6 @@ def distinct_classes(
 ) -> tuple[Tensor, dict[str, list[int | None]]]:
     """List the classes of each sample once.
 
-    Args:
-        by_target: For each sample, the class of each of its targets.
-        targets: Names of all targets.
-
     Returns:
         The classes, shape (B, K), where samples with fewer classes repeat their first one, and by target the column
         of each sample; None where the sample has no such target.

@@ -8,15 +8,7 @@ from vitrail.bench.protocols import PROTOCOLS
 
 
 class ChunkRunner:
-    """Runs one chunk of examples.
-
-    Args:
-        context: The opened plan.
-        model: Position of the model in the plan.
-        dataset: Position of the data set in the plan.
-        methods: The group of methods.
-        key: Key of the run, from which seeds are derived.
-    """
+    """Runs one chunk of examples."""
 
     def __init__(self, context: BenchContext, model: int, dataset: int, methods: tuple[str, ...], key: str) -> None:
         self.context, self.plan, self.methods, self.key = context, context.plan, methods, key

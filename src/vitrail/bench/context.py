@@ -118,11 +118,6 @@ class BenchWorldModel(AnyBenchModel):
 class BenchContext:
     """An opened plan.
 
-    Args:
-        plan: A valid plan.
-        device: Device of the models.
-        prompts: Whether targets are prompts, so that models of images and texts are accepted.
-
     Attributes:
         batch: Current maximum number of images in a forward pass. Halved when memory runs out, for the rest of the
             process.

@@ -46,13 +46,6 @@ def dry_run_plan(
 ) -> DryRun:
     """Check a plan and estimate its cost.
 
-    Args:
-        source: A file, or the name of a plan of the package.
-        out: Folder of all runs.
-        workers: Number of workers.
-        device: Device of the models.
-        overrides: Settings given in addition to the plan.
-
     Raises:
         PlanError: The plan has a problem other than missing files or weights.
     """
@@ -91,11 +84,6 @@ def dry_run_all(workers: int, device: str = "cpu", overrides: PlanOverrides | No
     """Estimate the cost of all plans of the package, without downloading weights.
 
     The time of a forward pass is computed from its number of multiplications and the device's speed.
-
-    Args:
-        workers: Number of workers.
-        device: Device of the models.
-        overrides: Folders of data sets.
     """
     rows, speed = [], device_speed(device)
     for name, path in plans().items():

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, groupby, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.bench.context import BenchContext
 from vitrail.bench.engines import BenchTask, Engine, LostTasksError, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
@@ -43,7 +45,7 @@ from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules
 from vitrail.models.class_group import ClassGroup
-from vitrail.models.preprocess import open_image
+from vitrail.models.decoding import ImageDecoder
 from vitrail.pipeline.explain import DEFAULT
 from vitrail.pipeline.map_rows import MapRow, explain_rows
 from vitrail.targets import NamedTarget, from_dict
@@ -51,6 +53,8 @@ from vitrail.targets.bound_targets import has_named_target
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
 _SETTINGS = ("model", "weights", "methods", "target", "batch")
+#: Most processes that decode images for a GPU.
+MAX_DECODERS = 8
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class FolderChunk:
         """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
         if self._reads_ahead(device):
             size = json.loads(self.settings)["batch"]
-            _image_reader().start(self._reading, self._reader(device), range(len(self.images)), size)
+            _image_reader(device).start(self._reading, self._reader(device), range(len(self.images)), size)
 
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
@@ -114,15 +118,16 @@ class FolderChunk:
         maps: dict[str, list[Tensor]] = {method: [] for method in settings["methods"]}
         unreachable = False
         for start, batch in zip(count(0, settings["batch"]), self._batches(device, settings["batch"]), strict=False):
-            names = [item.id for item in self.images[start : start + len(batch)]]
-            failed = {n: one for n, one in zip(names, batch, strict=True) if isinstance(one, VitrailError)}
-            read = {n: one for n, one in zip(names, batch, strict=True) if isinstance(one, Tensor)}
+            names = [item.id for item in self.images[start : start + len(batch.errors)]]
+            failed = {n: error for n, error in zip(names, batch.errors, strict=True) if error is not None}
             unreachable |= any(isinstance(error, UnreachableError) for error in failed.values())
             found = [MapRow(n, m, error=error_line(error)) for n, error in failed.items() for m in settings["methods"]]
             model, target = context.model(0), _from_json(settings["target"])
-            found += explain_rows(
-                model.loaded, read, settings["methods"], target, context, model.structure.layout.plane
-            )
+            if batch.images is not None:
+                read, images = [n for n in names if n not in failed], batch.images.to(device, non_blocking=True)
+                plane = model.structure.layout.plane
+                with fast.unchanged(model.loaded.module):
+                    found += explain_rows(model.loaded, read, images, settings["methods"], target, context, plane)
             for row in found:
                 _add_row(rows, row, self.name, len(maps[row.method]))
                 if row.relevance is not None:
@@ -145,31 +150,54 @@ class FolderChunk:
     def _reads_ahead(self, device: str) -> bool:
         return device != "cpu" or "://" in self.images[0].file
 
-    def _batches(self, device: str, size: int) -> Iterator[list[Tensor | VitrailError]]:
+    def _batches(self, device: str, size: int) -> Iterator[_ReadImages]:
         read_one, indices = self._reader(device), range(len(self.images))
         if self._reads_ahead(device):
-            yield from _image_reader().batches(self._reading, read_one, indices, size)
+            yield from _image_reader(device).batches(self._reading, read_one, indices, size)
             return
         for start in indices[::size]:
-            yield [read_one(index) for index in indices[start : start + size]]
+            yield _join_images([read_one(index) for index in indices[start : start + size]])
 
     def _reader(self, device: str) -> Callable[[int], Tensor | VitrailError]:
         """A function that reads an image of the chunk; one that cannot be read gives the error."""
         preprocess = open_folder_context(self.settings, device).model(0).preprocess
+        decode = _decoder() if device != "cpu" else ImageDecoder(0)
 
         def read_one(index: int) -> Tensor | VitrailError:
             item = self.images[index]
             try:
-                return preprocess(open_image(item.file if not item.place else item.id, self.source.open(item)))
+                return decode(item.id if item.place else item.file, self.source.open(item), preprocess)
             except VitrailError as error:
                 return error
 
         return read_one
 
 
+class _ReadImages(NamedTuple):
+    """Images of a batch that were read, shape (images, channels, height, width), and for each position its error."""
+
+    images: Tensor | None
+    errors: list[VitrailError | None]
+
+
+def _join_images(items: Sequence[Tensor | VitrailError], pin: bool = False) -> _ReadImages:
+    """Join the images of a batch, if wanted in pinned memory, from which a GPU copies beside its computation."""
+    read, joined = [item for item in items if isinstance(item, Tensor)], None
+    if read:
+        joined = torch.stack(read, out=torch.empty(len(read), *read[0].shape, dtype=read[0].dtype, pin_memory=pin))
+    return _ReadImages(joined, [item if isinstance(item, VitrailError) else None for item in items])
+
+
+@lru_cache(maxsize=2)
+def _image_reader(device: str) -> ReadAhead[Tensor | VitrailError, _ReadImages]:
+    return ReadAhead(partial(_join_images, pin=device.startswith("cuda")))
+
+
 @lru_cache(maxsize=1)
-def _image_reader() -> ReadAhead[Tensor | VitrailError, list[Tensor | VitrailError]]:
-    return ReadAhead(list)
+def _decoder() -> ImageDecoder:
+    """Processes that decode for a GPU: its share of the machine's cores."""
+    share = (os.cpu_count() or 2) // max(1, torch.cuda.device_count())
+    return ImageDecoder(min(MAX_DECODERS, max(1, share - 1)))
 
 
 def _add_row(rows: dict[str, list[Any]], row: MapRow, part: str, offset: int) -> None:

@@ -58,10 +58,6 @@ class Mismatch:
 def write_entries(folder: str | Path, out: str | Path) -> list[Path]:
     """Write an entry for each model, data set and method of a finished run; controls have none.
 
-    Args:
-        folder: Folder of the run.
-        out: Folder of the entries.
-
     Raises:
         DataError: The run is not finished.
     """
@@ -161,11 +157,6 @@ def check_entry(
     path: str | Path, *, overrides: PlanOverrides | None = None, device: str = "cpu"
 ) -> tuple[int, list[Mismatch]]:
     """Compute the sample of an entry again.
-
-    Args:
-        path: The entry.
-        overrides: Folders of data sets and weights files.
-        device: Device of the model.
 
     Returns:
         Number of scores that were compared, and what was not reproduced.

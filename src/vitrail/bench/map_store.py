@@ -15,17 +15,25 @@ map), ``error`` (why there is no map, else null).
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.bench.parts import FOOTER_KEY, require_pyarrow, write_file
-from vitrail.errors import DataError, InputError, require
+from vitrail.errors import DataError, InputError, OptionError, require
+from vitrail.methods import find
+from vitrail.methods.postprocess import normalise
+from vitrail.viz.colormap import colourise, to_image
 
 #: File name of the index.
 INDEX = "index.parquet"
@@ -34,7 +42,9 @@ _ORDER = ("image", "model", "dataset", "method", "target")
 #: Columns with few different values, read as codes.
 _REPEATED = ["model", "dataset", "method", "target", "name", "part", "error"]
 #: Files of maps that are kept open.
-_MAX_OPEN = 64
+_MAX_OPEN = 256
+#: Maps that a notebook shows.
+SHOWN_IN_NOTEBOOK = 12
 
 
 class MapStore:
@@ -72,6 +82,21 @@ class MapStore:
     def __repr__(self) -> str:
         models = ", ".join(self.values("model")) or self.manifest.get("model", "")
         return f"MapStore({len(self):,} maps of {models} by {', '.join(self.values('method'))}, key {self.key})"
+
+    def _repr_html_(self) -> str:
+        """Some maps, spread over the store, for a notebook."""
+        rows = self.select()
+        count = min(SHOWN_IN_NOTEBOOK, rows.num_rows)
+        shown = rows.take([i * rows.num_rows // count for i in range(count)]).to_pylist() if count else []
+        tiles = "".join(
+            f'<figure style="margin:0"><img src="{map_address(self.read(row), row["method"])}" alt="" width="96" '
+            f'style="image-rendering:pixelated"><figcaption style="width:96px;overflow-wrap:anywhere">'
+            f"{escape(row['image'])}<br>{escape((row['name'] or str(row['class'])).split(',')[0])}</figcaption>"
+            "</figure>"
+            for row in shown
+        )
+        style = "display:flex;flex-wrap:wrap;gap:8px;font:12px/1.3 system-ui,sans-serif"
+        return f'<p>{escape(repr(self))}</p><div style="{style}">{tiles}</div>'
 
     @property
     def key(self) -> str:
@@ -201,6 +226,30 @@ def open_maps(path: str | Path) -> MapStore:
     return MapStore(path)
 
 
+def map_pixels(relevance: Tensor, method: str) -> NDArray[np.uint8]:
+    """Colours of a map, one pixel for each patch, shape (grid rows, grid columns, 3).
+
+    Args:
+        relevance: The map.
+        method: Its method; one that is not registered counts as unsigned.
+    """
+    try:
+        _, found, options = find(method)
+        signed = found.is_signed(options)
+    except OptionError:
+        signed = False
+    colours = colourise(normalise(relevance, signed).numpy(), signed)
+    pixels: NDArray[np.uint8] = (255 * colours).round().astype(np.uint8)
+    return pixels
+
+
+def map_address(relevance: Tensor, method: str) -> str:
+    """The colours of a map as the data address of a PNG file, for pages."""
+    buffer = BytesIO()
+    to_image(map_pixels(relevance, method)).save(buffer, format="PNG")
+    return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
+
+
 def tensor_name(method: str, target: str | None) -> str:
     """Name of the tensor that holds the maps of a method, and of a target where a run has several."""
     return method if target is None else f"{method}/{target}"
@@ -228,17 +277,21 @@ def index_schema() -> Any:
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor], footer: Mapping[str, str]) -> Path:
-    """Write maps to a file, atomically.
-
-    Args:
-        path: Name of the file.
-        tensors: By `tensor_name` the maps, shape (maps, grid rows, grid columns).
-        footer: What the file belongs to.
-    """
+    """Write maps, by `tensor_name` of shape (maps, grid rows, grid columns), and a footer to a file, atomically."""
     from safetensors.torch import save
 
-    data = save({name: maps.half().contiguous() for name, maps in tensors.items()}, dict(footer))
+    data = _in_order(save({name: maps.half().contiguous() for name, maps in tensors.items()}, dict(footer)))
     return write_file(path, lambda file: file.write(data))
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with sorted metadata, whose order is random: equal maps should be equal files."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def open_shard(path: Path) -> Any:

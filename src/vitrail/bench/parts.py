@@ -63,13 +63,7 @@ class _RowBlock:
 
 
 class ScoreRows:
-    """The rows of one part. They are collected by column, a block of rows at a time.
-
-    Args:
-        model: Name of the model.
-        dataset: Name of the data set.
-        methods: Methods of the chunk.
-    """
+    """The rows of one part. They are collected by column, a block of rows at a time."""
 
     def __init__(self, model: str, dataset: str, methods: Sequence[str]) -> None:
         self.model, self.dataset, self.methods = model, dataset, methods
@@ -235,13 +229,7 @@ def part_schema() -> Any:
 def write_table(
     path: Path, columns: Mapping[str, Sequence[Any]], footer: Mapping[str, Any], schema: Any = None
 ) -> Path:
-    """Write columns as a parquet file with a footer.
-
-    Args:
-        path: Final name of the file.
-        columns: Values by column name.
-        footer: What the file belongs to.
-        schema: Schema of the file. Default: `part_schema`.
+    """Write columns, by name, as a parquet file with a footer; the schema is `part_schema` by default.
 
     Raises:
         OutputError: The disk is full or not writable. Files written before are complete.
@@ -266,10 +254,6 @@ def read_footer(path: Path) -> dict[str, Any] | None:
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     """Write a file atomically: under a temporary name, flushed to disk, then renamed.
-
-    Args:
-        path: Final name.
-        write: Writes the content to an open file.
 
     Raises:
         OutputError: As for `write_table`.

@@ -289,13 +289,7 @@ class _WorkItem(NamedTuple):
 
 
 def estimate_run(context: BenchContext, chunks: Sequence[Chunk], workers: int) -> Estimate:
-    """Estimate the cost of a plan whose data and weights are available; its models are timed.
-
-    Args:
-        context: The opened plan.
-        chunks: Its chunks.
-        workers: Number of workers.
-    """
+    """Estimate the cost of a plan whose data and weights are available; its models are timed."""
     costs = [measure_model(context, context.any_model(i)) for i in range(len(context.plan.models))]
     items = [_WorkItem(c.model, c.dataset, c.methods, len(c.indices), read_footer(c.path) != c.footer) for c in chunks]
     images = sum(len(context.images(i).indices) for i in range(len(context.plan.dataset)))
@@ -305,15 +299,7 @@ def estimate_run(context: BenchContext, chunks: Sequence[Chunk], workers: int) -
 def estimate_plan(
     plan: Plan, costs: Sequence[ModelCost], counts: Mapping[int, int], workers: int, timed: str
 ) -> Estimate:
-    """Estimate the cost of a plan whose data and weights need not be available.
-
-    Args:
-        plan: The plan.
-        costs: Cost of each model.
-        counts: Number of images, by data set.
-        workers: Number of workers.
-        timed: How the time of a forward pass is known.
-    """
+    """Estimate the cost of a plan whose data and weights need not be available."""
     items = [
         _WorkItem(model, dataset, methods, count)
         for model, cost in enumerate(costs) for methods in group_methods(cost.methods)

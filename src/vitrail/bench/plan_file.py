@@ -109,12 +109,7 @@ class PlanOverrides:
 def parse_plan(
     text: str, folder: Path, overrides: PlanOverrides | None = None
 ) -> tuple[Plan | None, dict[str, Any], list[PlanProblem]]:
-    """Parse a plan and check its form.
-
-    Args:
-        text: TOML content.
-        folder: Folder that relative paths in the plan refer to.
-        overrides: Settings given in addition to the plan.
+    """Parse a plan and check its form; relative paths in it refer to ``folder``.
 
     Returns:
         The plan, or None if it is not well formed; its raw content; the problems.

@@ -110,7 +110,7 @@ def answer_targets(batch: QuestionBatch) -> list[Any]:
 
 
 @torch.no_grad()
-def answered(model: nn.Module, batch: QuestionBatch) -> Tensor:
+def answers_right(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """Whether the model's first word is the right answer, shape (b, 2)."""
     device = next(model.parameters()).device
     logits = model(**{name: value.to(device) for name, value in batch.inputs.items()})["logits"].cpu()

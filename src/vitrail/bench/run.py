@@ -74,13 +74,6 @@ def run_missing(
 ) -> int:
     """Compute the missing parts of a run.
 
-    Args:
-        store: The run.
-        engine: Engine that runs the chunks.
-        shard: Compute one share only; see `vitrail.bench.engines.shard.parse_shard`.
-        begin: Called once with the chunks to run and the number of finished ones.
-        done: Called with every chunk that is finished.
-
     Returns:
         Number of parts that were computed.
     """

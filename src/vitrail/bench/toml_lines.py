@@ -13,9 +13,6 @@ class TomlLines:
     Finds tables, arrays of tables, keys and entries of lists. Where an entry cannot be located, the line of its key is
     returned.
 
-    Args:
-        text: Content of the file.
-
     Example:
         >>> lines = TomlLines('name = "a"\nmethods = [\n  "rollout",\n  "tam",\n]\n[[dataset]]\nroot = "x"')
         >>> lines.of("name"), lines.of("methods", 1), lines.of("dataset", 0, "root"), lines.of("dataset", 0)

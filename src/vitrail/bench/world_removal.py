@@ -23,14 +23,7 @@ LEVEL, DRAWS = 0.1, 20
 
 
 class CellRemoval:
-    """Values of both targets of some examples with cells of the input replaced by the mean of the input.
-
-    Args:
-        loaded: The model.
-        pairs: The examples.
-        device: Device of the model.
-        seed: Of the random removals and of the order of equal values.
-    """
+    """Values of both targets of some examples with cells of the input replaced by the mean of the input."""
 
     def __init__(self, loaded: LoadedModel, pairs: WorldBatch, device: str, seed: int = 0) -> None:
         self.cells, self.seed = pairs.cells, seed
@@ -57,10 +50,7 @@ class CellRemoval:
         return self.values(order[..., : self.count]).transpose(1, 2)
 
     def values(self, removed: Tensor) -> Tensor:
-        """Values of both targets with some cells removed.
-
-        Args:
-            removed: Indices of the removed cells, shape (b, n, m).
+        """Values of both targets with some cells removed, whose indices have the shape (b, n, m).
 
         Returns:
             Shape (b, n, 2).
@@ -93,17 +83,11 @@ class CellRemoval:
         shuffled = torch.randperm(values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         order = shuffled[values[..., shuffled].argsort(dim=-1, descending=True, stable=True)][..., : self.count]
         own = self.values(order).diagonal(dim1=1, dim2=2)
-        return compared(own, self.chance)
+        return compare_removals(own, self.chance)
 
 
 class PromptWordRemoval:
-    """Values of both prompts of some examples with one word left out.
-
-    Args:
-        loaded: The model.
-        pairs: The examples.
-        device: Device of the model.
-    """
+    """Values of both prompts of some examples with one word left out."""
 
     def __init__(self, loaded: LoadedModel, pairs: WorldBatch, device: str) -> None:
         assert pairs.texts is not None
@@ -124,7 +108,7 @@ class PromptWordRemoval:
         first = maps.double().masked_fill(~self.candidates, -torch.inf).argmax(-1, keepdim=True)
         own = self.without.gather(-1, first)
         others = self.without.scatter(-1, first, torch.nan)
-        return compared(own[..., 0], others)
+        return compare_removals(own[..., 0], others)
 
 
 def _without_each(text: str) -> list[str]:
@@ -132,7 +116,7 @@ def _without_each(text: str) -> list[str]:
     return [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
 
 
-def compared(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
+def compare_removals(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
     """The share of random removals after which the target is higher, ties as a half, and the difference of the means.
 
     Args:
@@ -143,7 +127,7 @@ def compared(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
         "better" and "drop", each of shape (b,).
 
     Example:
-        >>> compared(torch.tensor([[1.0, 2.0]]), torch.tensor([[[2.0, 3.0], [1.0, 2.0]]]))["better"]
+        >>> compare_removals(torch.tensor([[1.0, 2.0]]), torch.tensor([[[2.0, 3.0], [1.0, 2.0]]]))["better"]
         tensor([0.6250], dtype=torch.float64)
     """
     there = ~chance.isnan()

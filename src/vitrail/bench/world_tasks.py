@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.bench.question_tasks import answer_targets, answered, question_batch, question_pair
+from vitrail.bench.question_tasks import answer_targets, answers_right, question_batch, question_pair
 from vitrail.bench.world_batch import Inputs, WorldBatch
 from vitrail.data.captions import TEMPLATES, Caption, describe_objects, encode_captions
 from vitrail.data.motions import render_motion
@@ -163,7 +163,7 @@ def questions(
     """Two questions about a scene: the object whose colour or shape is asked for."""
     batch = question_batch([question_pair(split, index, kinds) for index in indices])
     return WorldBatch(
-        batch.inputs, answer_targets(batch), batch.subjects, answered(model, batch), repeated=True,
+        batch.inputs, answer_targets(batch), batch.subjects, answers_right(model, batch), repeated=True,
         objects=batch.objects, decides=batch.decides, processor=QuestionProcessor(),
     )  # fmt: skip
 
@@ -172,7 +172,7 @@ def question_words(model: nn.Module, split: str, indices: Sequence[int]) -> Worl
     """The same questions: the word that names the object or its colour."""
     batch = question_batch([question_pair(split, index, ("colour", "shape")) for index in indices])
     return WorldBatch(
-        batch.inputs, answer_targets(batch), batch.words, answered(model, batch), repeated=True,
+        batch.inputs, answer_targets(batch), batch.words, answers_right(model, batch), repeated=True,
         counted=batch.candidates, processor=QuestionProcessor(),
     )  # fmt: skip
 

@@ -32,13 +32,6 @@ def resolve_products(
     ``rowwise``: their queries, keys and values are kept, and the
     gradient at their output.
 
-    Args:
-        kept: For each kind of tensor or product, the blocks to keep it of.
-        structure: The model's structure.
-        batch: Number of inputs.
-        weight: Some weight of the model, for its precision and device.
-        edited: Blocks whose attention is replaced.
-
     Returns:
         For each kind of tensor, the blocks to keep it of, without kinds of products.
     """

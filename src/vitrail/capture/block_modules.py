@@ -44,13 +44,7 @@ def _entries(name: str | None, modules: dict[str, nn.Module]) -> list[str]:
 
 @contextmanager
 def alike_inputs(blocks: Sequence[nn.Module], read: Callable[[int, Tensor], None], axis: int = 0) -> Iterator[None]:
-    """Let all examples enter each block as the first one does, and read what leaves it.
-
-    Args:
-        blocks: The modules of the blocks.
-        read: Called with the index of a block and its output.
-        axis: Axis of the examples.
-    """
+    """Let all examples enter each block as the first one does, and read what leaves it."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args and isinstance(args[0], Tensor):

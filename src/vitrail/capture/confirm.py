@@ -50,14 +50,14 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = (), by_order: bool 
         evidence.differs("the kind of output", rows_are_probabilities(scores) != (structure.outputs == "probabilities"))
     if not targets and structure.calls != len(structure.layers):
         targets = [any_output(shared.output)]
-    for target in targets:
+    for target in targets if evidence.outputs else ():
         if not target.requires_grad:  # the gradient of such a target is refused with its own reason
             continue
         reached = upstream_of(target, evidence.outputs)
         layers = {layer.call for layer in structure.layers}
         # Results that do not depend on the input are no nodes of the graph.
         nodes = {call for call, Z in evidence.outputs.items() if Z.grad_fn is not None}
-        if evidence.outputs and reached != layers & nodes:
+        if reached != layers & nodes:
             evidence.differs("which attention layers the score depends on", True)
 
 

@@ -22,9 +22,6 @@ _CHANNELS_FIRST = {F.conv2d, torch.conv2d, F.batch_norm, F.group_norm}
 class FeatureMode(TorchFunctionMode):
     """Keep the last feature map, the one that the classification head pools.
 
-    Args:
-        batch: Number of images.
-
     Attributes:
         features: Shape (b, channels, rows, columns), (b, rows, columns, channels) or (b, tokens, channels); in the
             graph. None where there is none.

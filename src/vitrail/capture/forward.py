@@ -77,9 +77,10 @@ def output_pass(
     evidence: PassEvidence | None = None,
 ) -> ForwardPass:
     """A forward pass that kept only the output and what confirms the structure."""
+    logits = class_logits(model, output)
     return ForwardPass(
         output,
-        class_logits(model, output),
+        None if logits is None else logits.detach(),
         (),
         {},
         structure,

@@ -28,9 +28,6 @@ _settings: dict[type, tuple[str, ...]] = {}
 def graph_moves(output: Tensor) -> Moves:
     """The graph behind a tensor: its operations, how they are connected, their settings and indices.
 
-    Args:
-        output: A tensor with a graph.
-
     Example:
         >>> x = torch.randn(1, 4, 2, requires_grad=True)
         >>> def number(order):

@@ -84,13 +84,7 @@ def stream_width(mode: AttentionMode, calls: Sequence[int]) -> int:
 
 
 def attention_layers(model: nn.Module, mode: AttentionMode, calls: Sequence[int]) -> tuple[AttentionLayer, ...]:
-    """The attention layers behind some calls of a pass, with the names of their weights.
-
-    Args:
-        model: The model.
-        mode: The pass, which followed the residual stream.
-        calls: Indices of the calls.
-    """
+    """The attention layers behind some calls of a pass, with the names of their weights."""
     names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if _has_storage(p)}
     return tuple(_layer(i, mode, names) for i in calls)
 

@@ -73,12 +73,7 @@ class MergedStream:
 
 
 class StreamModel(nn.Module):
-    """A vision-language model as a function of its merged stream.
-
-    Args:
-        model: The model.
-        place: Where it receives the stream.
-    """
+    """A vision-language model as a function of its merged stream."""
 
     def __init__(self, model: nn.Module, place: StreamPlace) -> None:
         super().__init__()
@@ -127,10 +122,6 @@ def image_names(model_inputs: ModelInputs) -> tuple[str, ...]:
 
 def find_merged_stream(model: nn.Module, model_inputs: ModelInputs) -> MergedStream:
     """Find the stream of image tokens and words of a call, and confirm it by perturbing both.
-
-    Args:
-        model: A model that takes images and words; it is left as it was.
-        model_inputs: The call.
 
     Raises:
         NotApplicableError: There is no such stream, with the reason.

@@ -147,10 +147,6 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
     Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice. What the model
     returns is known from its self-check; before that, rows that are probabilities are taken as such.
 
-    Args:
-        model: The model, wrapped or not.
-        output: What it returned.
-
     Example:
         >>> class_logits(nn.Identity(), torch.tensor([[0.25, 0.75]])).softmax(1)
         tensor([[0.2500, 0.7500]])

@@ -146,13 +146,7 @@ def same_to_rounding(replayed: Tensor, scores: Tensor | None) -> Tensor:
 
 
 def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor) -> Tensor | None:
-    """Class scores of images, shape (N, C), without gradients; None where the pass is not recorded.
-
-    Args:
-        model: A model that takes images alone.
-        structure: Its structure.
-        images: Images on its device, shape (N, channels, height, width).
-    """
+    """Class scores of images, shape (N, C), without gradients; None where the pass is not recorded."""
     if structure.kind != "plain":  # convolutions are computed in other ways for other batch sizes
         return None
     count = len(images)
@@ -184,12 +178,6 @@ def recorded_pass(
     """A forward pass that keeps class scores and some tensors; None where it is not recorded.
 
     The class scores are all that is left of the model's output.
-
-    Args:
-        model: The model.
-        model_inputs: Inputs on its device.
-        structure: Its structure.
-        needs: What each method needs; no gradients.
     """
     image = model_inputs.image
     if image is None or not model_inputs.only_image or output_count(model) is None or structure.kind != "plain":

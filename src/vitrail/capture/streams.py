@@ -14,12 +14,16 @@ class StreamLayer:
         queries: Stream of its queries, to which its result is added.
         keys: Stream of its keys and values.
         step: Layers of one step do not depend on each other.
+        queries_at: Which tokens of their stream the queries are; None for all, in order.
+        keys_at: The same of the keys.
     """
 
     call: int
     queries: int
     keys: int
     step: int
+    queries_at: tuple[int, ...] | None = None
+    keys_at: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,6 @@ def _match(rows: Tensor, source: Tensor) -> Tensor:
 def stitch(trace: Trace, places: WindowPositions) -> Trace:
     """A pass through a windowed model as one through a plain model whose patches shrink between stages.
 
-    Args:
-        trace: Attention and gradients inside windows, block by block.
-        places: As found by ``find_positions``.
-
     Returns:
         Blocks whose attention joins all patches of their stage; between stages a step that gives each new patch the
         mean of the four it was made from. All patches of the last stage are read alike.

@@ -32,7 +32,7 @@ from vitrail.cli.explain_texts import (
     load_text_model,
 )
 from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
-from vitrail.errors import InputError, OutputError, require
+from vitrail.errors import InputError, require, writing
 
 if TYPE_CHECKING:
     from vitrail.trust.map_check import MapChecks
@@ -114,10 +114,8 @@ def check(
 
 
 def _save(folder: Path, name: str, checks: MapChecks) -> None:
-    try:
+    with writing(folder, "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(checks.to_dict(), indent=2, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         checks.figure().savefig(folder / f"{name}.png")
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error

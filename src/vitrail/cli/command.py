@@ -18,13 +18,10 @@ class InterruptedCommandError(Exception):
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn a function into a command.
+    """Turn a function into a command; it receives the modules if it has a parameter ``imports``.
 
     The command takes ``--import`` and loads methods and scores of other packages before it runs. A KeyboardInterrupt
     becomes `InterruptedCommandError`, which `main` reports.
-
-    Args:
-        function: The function. It receives the modules if it has a parameter ``imports``.
     """
     signature = inspect.signature(function, eval_str=True)
     takes_imports = "imports" in signature.parameters

@@ -72,12 +72,7 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, 
 
 
 class BarAdvance:
-    """Advances a progress bar by one when called.
-
-    Args:
-        bar: The bars that are shown.
-        task: The one that is advanced.
-    """
+    """Advances a progress bar by one when called."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task

@@ -28,7 +28,7 @@ from vitrail.cli.explain_texts import (
     load_text_model,
 )
 from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError, writing
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
@@ -94,10 +94,8 @@ def compare(
     out.print(escape(comparison.reason), soft_wrap=True)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
-        try:
+        with writing(to, "choose another file with --out"):
             to.write_text(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
 
 
 def _images_in(folder: Path) -> list[Path]:

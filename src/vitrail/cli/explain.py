@@ -117,6 +117,15 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute/--no-recompute",
+            help="Whether backward passes compute the activations of each block again instead of keeping them: less "
+            "memory, more time, the same maps. Default: where an input does not fit in the memory of a GPU.",
+            show_default=False,
+        ),
+    ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -149,15 +158,19 @@ def explain(
         )
     if smooth is not None and (text or not images or folder is not None):
         raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
+    if recompute is not None and (not (text or images) or folder is not None):
+        raise InputError(
+            "--recompute is for image files and texts: it does not go with a folder or the embedded scenes"
+        )
     if text:
         reader = load_text_model(text, images, model, weights, device, scores)
-        explain_texts(text, reader, methods if method else None, target, language, to, check)
+        explain_texts(text, reader, methods if method else None, target, language, to, check, recompute)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
         _explain_images(
             [Path(text) for text in images], model, weights, device, scores, methods, target, to, check, smooth,
-            original is not False, named,
+            original is not False, named, recompute,
         )  # fmt: skip
     elif len(images) > 1:
         kind = "a source" if is_address(folder) else "a folder"
@@ -174,6 +187,7 @@ def explain(
 def _explain_images(
     images: list[Path], model: str, weights: str, device: str, scores: str | None, methods: list[str],
     target: list[str] | None, to: Path, check: bool, smooth: str | None, original: bool, named: NamedTargetOptions,
+    recompute: bool | None,
 ) -> None:  # fmt: skip
     from vitrail.pipeline.explain import explain as explain_inputs
 
@@ -191,8 +205,9 @@ def _explain_images(
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
             explanations = explain_inputs(
-                loaded, path, methods=methods, target=targets, check=check, smooth=smooth, progress=advance.evaluations
-            )
+                loaded, path, methods=methods, target=targets, check=check, smooth=smooth,
+                progress=advance.evaluations, recompute=recompute,
+            )  # fmt: skip
             first = next(iter(explanations.values()))
             geometries[path] = first.originals[0].geometry if first.originals else None
             if named.prompts:  # computed before they are saved

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from vitrail.cli.common import load_model, model_sentence, out, parse_targets, plain_table, progress_bar
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError, writing
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
 MIN_PROBABILITY = 0.001
@@ -112,12 +112,7 @@ class TextModel:
         return is_language_model(self.loaded.module)
 
     def targets(self, options: LanguageOptions, target: list[str] | None) -> Any:
-        """What is explained, as `vitrail.explain` takes it.
-
-        Args:
-            options: Options for language models.
-            target: Values of --target.
-        """
+        """What is explained, as `vitrail.explain` takes it."""
         row = options.row(target)
         if not self.language and row is not None:
             raise InputError("--token and --answer are for language models, and this model has classes: use --target")
@@ -148,38 +143,27 @@ def load_text_model(
 
 def explain_texts(
     texts: list[str], reader: TextModel, methods: list[str] | None, target: list[str] | None,
-    options: LanguageOptions, to: Path, check: bool,
+    options: LanguageOptions, to: Path, check: bool, recompute: bool | None = None,
 ) -> None:  # fmt: skip
-    """Explain texts, print them in colour and write scores, a page and a figure.
-
-    Args:
-        texts: The texts.
-        reader: The model.
-        methods: Names of the methods; None for the default.
-        target: Values of --target.
-        options: Options for language models.
-        to: Folder of the results.
-        check: Whether each map is checked.
-    """
+    """Explain texts, print them in colour and write scores, a page and a figure."""
     from vitrail.pipeline.explain import explain as explain_inputs
     from vitrail.text.rendering import html, terminal
 
     if options.generate is not None:
         options.row(target)  # raises where the options contradict each other
-        _explain_generation(texts, reader, methods, options, to)
+        _explain_generation(texts, reader, methods, options, to, recompute)
         return
     targets = reader.targets(options, target)
     with progress_bar("Explaining texts", 1) as advance:
         explanations = explain_inputs(
             reader.loaded, texts, methods=methods or [default_method(reader.language)], target=targets,
             tokenizer=reader.tokenizer, check=check, units=options.units, progress=advance.evaluations,
+            recompute=recompute,
         )  # fmt: skip
     explanations.save(to)
-    try:
+    with writing(to, "choose another folder with --out"):
         (to / "text.html").write_text(html(explanations), encoding="utf-8")
         save_figure(explanations, to)
-    except OSError as error:
-        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
     first = next(iter(explanations.values()))
     for sentence in unlikely_targets(first):
         out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
@@ -210,15 +194,16 @@ def _tokens(target: list[str] | None) -> Any:
 
 
 def _explain_generation(
-    texts: list[str], reader: TextModel, methods: list[str] | None, options: LanguageOptions, to: Path
-) -> None:
+    texts: list[str], reader: TextModel, methods: list[str] | None, options: LanguageOptions, to: Path,
+    recompute: bool | None,
+) -> None:  # fmt: skip
     """Explain what a model writes after each text."""
     from vitrail.pipeline.generation import explain_generation
 
     for name in methods or [default_method(True)]:
         written: Any = explain_generation(
             reader.loaded, texts, name, tokenizer=reader.tokenizer, max_new_tokens=int(options.generate or 1),
-            units=options.units,
+            units=options.units, recompute=recompute,
         )  # fmt: skip
         for i, found in enumerate(written):
             found.save(to / f"text-{i}" / name.replace(":", "-") if len(texts) > 1 or methods else to)

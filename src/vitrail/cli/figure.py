@@ -22,7 +22,7 @@ from vitrail.cli.common import (
     parse_targets,
     plain_table,
 )
-from vitrail.errors import InputError, OptionError, OutputError, require
+from vitrail.errors import InputError, OptionError, OutputError, require, writing
 from vitrail.tools.figures.registry import FIGURES, Progress, draw, find_figure
 
 #: File types of a figure.
@@ -81,11 +81,9 @@ def figure(
     targets = parse_targets(loaded, target)
     with _progress() as progress:
         drawing = draw(entry.name, loaded, list(images) if images else None, targets, progress, **options)
-    try:
+    with writing(to, "choose another file with --out"):
         to.parent.mkdir(parents=True, exist_ok=True)
         drawing.savefig(to)
-    except OSError as error:
-        raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
     if images:
         out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     out.print(f"{entry.name}, {entry.title}: [bold]{to}[/bold]", soft_wrap=True, highlight=False)

@@ -34,8 +34,8 @@ def leaderboard(
 ) -> None:
     """Check entries of the leaderboard.
 
-    Computes a sample of their scores again: four images that the run's key decides. An entry is refused (exit status
-    1) if its weights differ, or if a score differs by more than 0.001 and by more than 1 %.
+    Computes a sample of their scores again: four images that the run's key decides. An entry is refused, with exit
+    status 1, if its weights differ, or if a score differs by more than 0.001 and by more than 1 %.
 
     For example: `vitrail leaderboard check results/leaderboard/*.toml`
     """

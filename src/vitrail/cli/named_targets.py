@@ -39,11 +39,7 @@ _OPTIONS = {
 
 
 def with_named_targets(function: Command) -> Command:
-    """Give a command the options for prompts, boxes and regions in place of its parameter ``named``.
-
-    Args:
-        function: The command; ``named`` is given `NamedTargetOptions`.
-    """
+    """Give a command the options for prompts, boxes and regions in place of its parameter ``named``."""
     signature = inspect.signature(function, eval_str=True)
 
     @wraps(function)

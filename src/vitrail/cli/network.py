@@ -19,11 +19,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 def hub_responds(timeout: float = TIMEOUT) -> bool:
-    """Whether a connection to the hub can be opened; True behind a proxy, where this cannot be known.
-
-    Args:
-        timeout: Seconds to wait.
-    """
+    """Whether a connection to the hub can be opened; True behind a proxy, where this cannot be known."""
     if any(os.environ.get(name) for name in _PROXIES):
         return True
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -47,10 +43,6 @@ def hub_responds(timeout: float = TIMEOUT) -> bool:
 @contextmanager
 def no_retries(model: str, weights: str) -> Iterator[None]:
     """Use the cache of the hub alone within a ``with`` block if the hub does not respond.
-
-    Args:
-        model: The model, as on the command line.
-        weights: Its weights, as on the command line.
 
     Raises:
         VitrailError: The model cannot be loaded without a network; the message says what can be done.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from vitrail.cli.common import ScoresOption
 from vitrail.errors import InputError, ModelError, require
+
+if TYPE_CHECKING:
+    from vitrail.bench.map_gallery import MapGallery
 
 #: Where the server itself says what to know before it is opened to other machines.
 OPERATORS_PATH = "api/docs#for-operators"
@@ -69,6 +73,14 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")] = "cpu",
     scores: ScoresOption = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            "--maps",
+            metavar="FOLDER",
+            help="Also browse the maps that `vitrail explain DIR` or a run has kept, at /maps.",
+        ),
+    ] = None,
     upload: Annotated[
         float, typer.Option("--max-upload", metavar="MB", min=0.01, help="Maximum size of an image file.")
     ] = 20.0,
@@ -99,16 +111,19 @@ def serve(
         queue=queue, jobs=kept,
     )  # fmt: skip
     from vitrail.web.access import AccessToken
-    from vitrail.web.app import make_app
-    from vitrail.web.connections import PageServer, bind
+    from vitrail.web.fastapi_app import make_app
+    from vitrail.web.map_pages import MAPS_PATH
+    from vitrail.web.page_server import PageServer, bind
 
     token = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105 - a keyword, not a token
     access = AccessToken(token) if token else None
     sock = bind(host, port)
-    app = make_app(load_models(model, weights or [], device, scores), limits, allow_host or [], access)
+    gallery = None if maps is None else _open_gallery(maps)
+    app = make_app(load_models(model, weights or [], device, scores), limits, allow_host or [], access, gallery)
     port = sock.getsockname()[1]
     name = allow_host[0] if allow_host else f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{port}/" + (f"?token={quote(token)}" if token else "")
+    path = "" if gallery is None else MAPS_PATH.removeprefix("/")
+    url = f"http://{name}:{port}/{path}" + (f"?token={quote(token)}" if token else "")
     common.out.print(f"Serving at [bold]{url}[/bold] (press Ctrl+C to stop)", soft_wrap=True)
     if not is_loopback(host):
         text = _warning(url.partition("?")[0], allow_host or [], bool(token))
@@ -126,6 +141,14 @@ def serve(
         sys.stdout.flush()
         # A thread may be in the middle of a forward pass, which cannot be interrupted, and nothing is left to write.
         os._exit(130)
+
+
+def _open_gallery(folder: Path) -> MapGallery:
+    from vitrail.bench.map_gallery import MapGallery
+    from vitrail.cli.bench import require_bench
+
+    require_bench()
+    return MapGallery(folder)
 
 
 def _warning(url: str, names: list[str], has_token: bool) -> str:
@@ -154,8 +177,8 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     """
     from vitrail.cli import common
     from vitrail.data import QuestionProcessor
-    from vitrail.web.model import ServedModel, serve_model
     from vitrail.web.model_kind import media_of
+    from vitrail.web.served_model import ServedModel, serve_model
 
     if len(weights) > len(specs):
         raise InputError(

@@ -21,15 +21,11 @@ _READ_ERRORS = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
 
 class FileCollection:
-    """The files of a folder or of a tar archive whose names match a pattern.
+    """The files of a folder or of a tar archive whose full names, with "/" between folders, match a regular expression.
 
     Nothing is unpacked to disk. A plain tar archive is read in place. A compressed one (gz, bz2, xz) has no random
     access, so it is read once and the matching files are kept in memory. No file stays open. Pickling keeps the names,
     not the contents.
-
-    Args:
-        root: Folder or archive.
-        pattern: Regular expression that matches full names; folders are separated by "/".
 
     Attributes:
         sizes: Size in bytes of each matching file, by name, sorted by name.
@@ -71,16 +67,7 @@ class FileCollection:
         return str(self.root / name) if self._kind == "folder" else f"{name} in {self.root}"
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Read a file or a part of it.
-
-        Args:
-            name: One of the names in ``sizes``.
-            start: Offset of the first byte.
-            length: Number of bytes; None reads to the end.
-
-        Raises:
-            DataError: The file cannot be read, or is too short.
-        """
+        """Read a file or a part of it."""
         size = self.sizes[name]
         length = size - start if length is None else length
         if self._kind == "archive" and self._offsets is None:

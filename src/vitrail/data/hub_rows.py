@@ -50,9 +50,6 @@ def list_hub(address: str, split: str = "", column: str = "", label: str = "") -
         split: Name of the split, or a slice of it, such as ``validation[:100]``. Not needed if there is only one.
         column: Column of the images. Default: the first column of the type Image.
         label: Column of class indices. Default: ``label``, if there is one.
-
-    Raises:
-        DataError: There is no such data set, split or column.
     """
     with name_store_errors(address):
         rows, _, classes = _open_rows(address, split, column, label)

@@ -18,17 +18,10 @@ __all__ = ["read_indices", "read_mask", "read_rgb"]
 
 
 def read_rgb(source: Path | bytes, name: str | Path) -> Image:
-    """Read an image as RGB, without applying the EXIF orientation.
+    """Read a file, or its bytes, as an RGB image, without applying the EXIF orientation; ``name`` is for messages.
 
     `vitrail.models.open_image` applies the orientation. Data sets do not: their masks and boxes, and the published
     accuracies of models, refer to the pixels as stored.
-
-    Args:
-        source: Path of the file, or its bytes.
-        name: Name of the file in messages.
-
-    Raises:
-        DataError: The file is missing, not an image, damaged, or too large.
     """
     from vitrail.models.preprocess import to_rgb
 

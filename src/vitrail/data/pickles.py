@@ -61,10 +61,6 @@ class _SafeUnpickler(pickle.Unpickler):
 def read_pickle(data: bytes, name: str) -> dict[str, Any]:
     """Read a dict from a pickle, with its keys as strings; arrays must be uint8.
 
-    Args:
-        data: Content of the file.
-        name: Name of the file in messages.
-
     Raises:
         DataError: The pickle is damaged or holds anything but plain data. No code of it is executed.
 

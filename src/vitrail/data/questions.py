@@ -130,9 +130,6 @@ def _relations(shapes: Sequence[str], centres: NDArray[np.float64]) -> list[Ques
 def encode_question(text: str) -> list[int]:
     """Numbers of the words of a text, without start and end; upper case and punctuation without spaces are accepted.
 
-    Raises:
-        InputError: A word is unknown.
-
     Example:
         >>> [QUESTION_WORDS[n] for n in encode_question("What colour is the kite?")]
         ['what', 'colour', 'is', 'the', 'kite', '?']

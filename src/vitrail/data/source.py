@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from vitrail.errors import DataError, UnreachableError
 
-__all__ = ["FileSource", "Source", "SourceItem", "file_system", "keep_list", "name_store_errors"]
+__all__ = ["FileSource", "Source", "SourceItem", "file_system", "keep_list", "name_store_errors", "read_bytes"]
 
 #: Suffixes of image files.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -84,9 +84,18 @@ class FileSource:
         return replace(self, items=())
 
     def _read(self, item: SourceItem) -> bytes:
-        system, path = file_system(item.file)
-        content: bytes = system.cat_file(path)
-        return content
+        return read_bytes(item.file)
+
+
+def read_bytes(address: str, start: int = 0, size: int = -1) -> bytes:
+    """Read a file, or ``size`` bytes of it from ``start``."""
+    if "://" not in address:  # without fsspec, which takes several times as long
+        with Path(address).expanduser().open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+    system, path = file_system(address)
+    content: bytes = system.cat_file(path, start, None if size < 0 else start + size)
+    return content
 
 
 def file_system(address: str) -> tuple[Any, str]:

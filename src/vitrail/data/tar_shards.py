@@ -6,7 +6,15 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vitrail.data.source import IMAGE_SUFFIXES, FileSource, SourceItem, file_system, keep_list, name_store_errors
+from vitrail.data.source import (
+    IMAGE_SUFFIXES,
+    FileSource,
+    SourceItem,
+    file_system,
+    keep_list,
+    name_store_errors,
+    read_bytes,
+)
 from vitrail.errors import DataError
 
 __all__ = ["TarSource", "list_shard"]
@@ -18,8 +26,7 @@ class TarSource(FileSource):
 
     def _read(self, item: SourceItem) -> bytes:
         start, size = item.place
-        system, path = file_system(item.file)
-        content: bytes = system.cat_file(path, start, start + size)
+        content = read_bytes(item.file, start, size)
         if len(content) != size:
             raise DataError(f"{item.id} is truncated in {item.file}: write or download the archive again")
         return content

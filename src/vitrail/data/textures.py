@@ -70,12 +70,7 @@ _HUES = (0.0, 0.155, 0.34, 0.5, 0.64, 0.85)
 
 
 def named_tones(rng: Generator, colour: int) -> tuple[Floats, Floats]:
-    """A light and a dark tone of a named colour, each of shape (3,).
-
-    Args:
-        rng: Random generator.
-        colour: Index in ``SCENE_COLOURS``.
-    """
+    """A light and a dark tone of a named colour, each of shape (3,)."""
     light = hue_to_rgb(_HUES[colour] + uniform(rng, -0.02, 0.02), uniform(rng, 0.8, 1.0), uniform(rng, 0.55, 0.75))
     dark = hue_to_rgb(_HUES[colour] + uniform(rng, -0.02, 0.02), uniform(rng, 0.85, 1.0), uniform(rng, 0.2, 0.34))
     return light, dark
@@ -308,10 +303,6 @@ _TAG_TONES = np.array([[0.10, 0.11, 0.28], [0.98, 0.86, 0.30]])
 
 def tag_pattern(label: int, cell: int) -> Floats:
     """Tag of a class: a square of 4×4 cells in two fixed tones.
-
-    Args:
-        label: The class.
-        cell: Height and width of a cell in pixels.
 
     Returns:
         Colours from 0 to 1, shape (3, 4 * cell, 4 * cell).

@@ -17,11 +17,6 @@ _HALF = (torch.bfloat16, torch.float16)
 class FastPasses:
     """Contexts for the forward passes of a model.
 
-    Args:
-        model: The model; outside of the contexts it is as it was.
-        precision: Run it under autocast in this precision; None for its own.
-        compiled: Whether it runs through ``torch.compile``, which leaves split products out.
-
     Example:
         >>> from vitrail.testing import tiny_vit
         >>> model, images = tiny_vit(), torch.zeros(1, 3, 32, 32)

@@ -22,9 +22,6 @@ class PatchProducts:
     A patch convolution is one whose windows lie beside each other, without padding. Each is given the same function in
     every block, so that a compiled model is not compiled again.
 
-    Args:
-        model: The model; outside of blocks it is as it was.
-
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Conv2d(8, 8, 3))
         >>> products = PatchProducts(model)

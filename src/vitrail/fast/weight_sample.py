@@ -28,11 +28,7 @@ PAIRS = 256
 
 
 def sample_weights(model: nn.Module) -> Tensor | None:
-    """A checksum of each weight and buffer, shape (tensors,), or None where the kernel cannot read them.
-
-    Args:
-        model: A model whose weights are on one GPU.
-    """
+    """A checksum of each weight and buffer, shape (tensors,), or None where the kernel cannot read them."""
     weights = weights_of(model)
     if not weights or not weights[0].is_cuda or fast_paths_disabled():
         return None

@@ -37,10 +37,6 @@ def call_arguments(inputs: Any, model: nn.Module) -> ModelInputs:
     parameter. The same holds for a tuple, by position. A dataclass is passed whole. Keyword arguments are put into the
     order of forward's parameters, so that their order in the dict does not matter; others follow by name.
 
-    Args:
-        inputs: A mapping, a tuple of tensors or a dataclass.
-        model: The model.
-
     Example:
         >>> class Pair(nn.Module):
         ...     def forward(self, first, second):

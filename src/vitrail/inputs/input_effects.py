@@ -23,11 +23,6 @@ def measure_effects(model: nn.Module, model_inputs: ModelInputs, questions: list
 
     Two examples are run: the first two of the call, or the first one twice. Random numbers are the same in all runs.
 
-    Args:
-        model: The model, on the device of the inputs; it is left as it was.
-        model_inputs: The inputs, with every tensor in question described as per example.
-        questions: Indices of the tensors.
-
     Returns:
         "per example" or "shared" for tensors whose change was seen in the output; others are left out.
 

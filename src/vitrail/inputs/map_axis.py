@@ -58,9 +58,6 @@ class MapAxis:
             value: A number, as many numbers as there are entries, or as many names.
             size: Number of entries.
 
-        Raises:
-            InputError: It is none of these.
-
         Example:
             >>> MapAxis("features").given(["age", "height"], 2).label(1)
             'height'

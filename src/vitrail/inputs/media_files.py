@@ -61,11 +61,7 @@ def is_video(path: str | Path) -> bool:
 
 
 def read_sound(path: str | Path) -> Sound:
-    """Read a sound file.
-
-    Raises:
-        InputError: The file is missing, damaged or of another format.
-    """
+    """Read a sound file."""
     path = _existing(path)
     if path.suffix.lower() != ".wav":
         return _decoded_sound(path)

@@ -32,9 +32,6 @@ def media_arguments(paths: Sequence[str | Path], loaded: LoadedModel) -> ModelIn
         paths: Files.
         loaded: The model. For sound, its preprocessing is a Hugging Face feature extractor; for videos, one of single
             frames, or a Hugging Face processor of videos.
-
-    Raises:
-        InputError: A file cannot be read or does not fit the model.
     """
     videos = takes_videos(loaded.module)
     if all(is_sound(path) for path in paths):

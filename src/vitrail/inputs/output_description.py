@@ -69,12 +69,6 @@ def describe_output(
 ) -> OutputDescription:
     """Describe a model's output.
 
-    Args:
-        model: The model.
-        output: What it returned.
-        kind: Kind of its scores in `vitrail.ModelStructure`.
-        scores: What the user says about the scores, or None.
-
     Example:
         >>> import torch
         >>> found = describe_output(nn.Identity(), {"logits": torch.zeros(2, 5), "hidden_states": torch.zeros(2, 7, 8)})

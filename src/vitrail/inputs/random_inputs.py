@@ -105,12 +105,7 @@ def _signal_size(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def output_target(module: nn.Module, model_inputs: ModelInputs) -> Callable[[Any], Tensor] | None:
-    """None (the predicted class) for a model with classes; otherwise its first output.
-
-    Args:
-        module: The model.
-        model_inputs: Inputs for one call.
-    """
+    """None (the predicted class) for a model with classes; otherwise its first output."""
     with frozen(module), torch.no_grad():
         output = run_model(module, model_inputs)
     return None if logits_of(output) is not None and not hasattr(module, "encode_text") else _first_output

@@ -23,10 +23,6 @@ def signal_arguments(tensor: Tensor, model: nn.Module) -> ModelInputs | None:
     The name of the model's main input says what a sequence is. A table of numbers is one of features, or of waveforms
     if the model convolves along one axis.
 
-    Args:
-        tensor: What the user passed.
-        model: The model.
-
     Example:
         >>> import torch
         >>> signal_arguments(torch.zeros(2, 5), nn.Linear(5, 3)).description[0].role
@@ -79,11 +75,6 @@ def model_axes(one: InputTensor, tensor: Tensor, model: nn.Module) -> InputTenso
     A spectrogram has its frequencies along the axis of the number of bins in the model's config. A video has its
     channels behind the frames in Hugging Face models; in others in front of them if their number fits the first
     convolution.
-
-    Args:
-        one: The description by name and shape.
-        tensor: The tensor.
-        model: The model.
     """
     config = getattr(model, "config", None)
     if one.role == SPECTROGRAM and tensor.dim() == 3:

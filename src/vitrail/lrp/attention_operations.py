@@ -61,11 +61,13 @@ def fused(
 def _may_stay_fused(state: RelevanceState, Q: Tensor, K: Tensor, V: Tensor) -> bool:
     """Whether the fused function's own gradient is that of the rules, and it is used, so that no matrix is written.
 
-    It is used in half precision, and where the matrices are large.
+    It is used in half precision, where the matrices are large, and where they are not asked for.
     """
     if state.rules.fused is None or not all(map(depends, (Q, K, V))):
         return False
-    return state.mixed_precision or attention_bytes(1, prod(Q.shape[:-2]), Q.shape[-2], K.shape[-2]) >= FUSED_FROM
+    if state.fuses or state.mixed_precision:
+        return True
+    return attention_bytes(1, prod(Q.shape[:-2]), Q.shape[-2], K.shape[-2]) >= FUSED_FROM
 
 
 def _stay_fused(
@@ -87,7 +89,9 @@ def _stay_fused(
         mask = mask.to(Q.dtype)
     Z: Tensor = func(Q, K, V, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     state.rotations.clear()
-    state.stream.attended(len(state.attention), Block(), V)
+    call = len(state.attention)
+    state.results[call], state.keys[call] = Z, K.shape[-2]
+    state.stream.attended(call, Block(), V)
     state.stream.branch_from(Z)
     state.attention.append(Q.detach())
     return Z
@@ -145,9 +149,11 @@ def product(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> Tens
         Z = multiply(state, A, V.contiguous(), one="inner", positive=id(met.A) in state.weights)
         state.weights.clear()
         state.rotations.clear()
-        if not state.attention:
+        call = len(state.attention)
+        state.results[call], state.keys[call] = Z, A.shape[-1]
+        if not call:
             state.first_values = V
-        state.stream.attended(len(state.attention), Block(), V)
+        state.stream.attended(call, Block(), V)
         out = met.restore(merge_heads(Z, state.heads_first) if met.A.dim() == 3 else Z)
         state.stream.branch_from(out)
         state.attention.append(A)

@@ -54,11 +54,6 @@ def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
 def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """The positive part of x times one tensor plus the negative part times another.
 
-    Args:
-        x: Any shape.
-        positive: Factor of the positive part, in the shape of x.
-        negative: Factor of the negative part.
-
     Example:
         >>> signed_product(torch.tensor([2.0, -1.0]), torch.tensor([3.0, 3.0]), torch.tensor([5.0, 5.0]))
         tensor([ 6., -5.])
@@ -100,11 +95,6 @@ def shares(R: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 @fast.faster("sum_shares", eps=EPS)
 def sum_shares(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance of a sum, shared by its terms in proportion to them.
-
-    Args:
-        R: Relevance of u + v.
-        u: First term.
-        v: Second term; both broadcast to the sum.
 
     Returns:
         Relevance of each term, in the shape of the sum.

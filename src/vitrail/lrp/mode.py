@@ -37,8 +37,11 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         mixed_precision: Whether matrix products take operands in half precision, see
             `vitrail.lrp.elementwise_gradients`.
         program: Notes every function that the model calls, or None.
+        tokens_of: The attention call whose stream alone is asked for: attention stays fused wherever the rules allow
+            it, and the stream is followed no further. None for all streams and the attention maps.
 
     Attributes:
+        program: As given.
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and
             its value.
     """
@@ -51,9 +54,11 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         heads_first: bool = False,
         mixed_precision: bool = False,
         program: Program | None = None,
+        tokens_of: int | None = None,
     ) -> None:
-        super().__init__(rules, samples, heads_first, mixed_precision)
-        self._program, self._inside = program, False
+        super().__init__(rules, samples, heads_first, mixed_precision, fuses=tokens_of is not None)
+        self._tokens_of = tokens_of
+        self.program, self._inside = program, False
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -63,7 +68,7 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
 
     def for_recomputation(self) -> Callable[[], RelevanceMode]:
         """Function that returns a mode with the same rules, for operations of this pass that are computed again."""
-        given = (self.rules, self.samples, self._text, self.heads_first, self.mixed_precision)
+        given = (self.rules, self.samples, self._text, self.heads_first, self.mixed_precision, None, self._tokens_of)
         return lambda: RelevanceMode(*given)
 
     def __torch_function__(
@@ -72,14 +77,14 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         kwargs = kwargs or {}
         if func in ATTRIBUTES:
             return func(*args, **kwargs)
-        if self._program is None or self._inside:
+        if self.program is None or self._inside:
             return self._by_rules(func, args, kwargs)
         self._inside = True  # the steps of a function are none of the model's calls
         try:
             result = self._by_rules(func, args, kwargs)
         finally:
             self._inside = False
-        self._program.note(func, args, kwargs, result)
+        self.program.note(func, args, kwargs, result)
         return result
 
     def _by_rules(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,6 +131,8 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
     ) -> None:
         if func not in ATTENTION:
             self.recogniser.follow(func, args, kwargs, result)
+        if self._tokens_of in self.entering:
+            return
         self.stream.after(func, args, kwargs, result)
         for (_, call), stream in self.found.items():
             if before is not None and stream is before[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.pass_evidence import PassEvidence
 from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
+from vitrail.capture.verify import upstream_of
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
@@ -84,6 +85,21 @@ class Propagation:
         """What the pass shows of the structure; None where the batch was divided or the precision changed."""
         return self.passes[0].evidence if len(self.passes) == 1 else None
 
+    @property
+    def output(self) -> Any:
+        """What the model returned, in the graph; None where the batch was divided."""
+        return self.passes[0].output if len(self.passes) == 1 else None
+
+    def reading(self, read: Callable[[Any], Tensor]) -> Propagation:
+        """The same pass with the scores that a function reads from the output; what it computes is propagated through.
+
+        Raises:
+            StructureDiffersError: They depend on other attention layers than those of the structure.
+        """
+        device = self.passes[0].mode.attention[0].device
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            return replace(self, passes=tuple(_reading(one, self.structure, read) for one in self.passes))
+
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
         """Propagate relevance in one backward pass.
 
@@ -96,21 +112,42 @@ class Propagation:
         """
         if "pixels" in want and any(one.image is None for one in self.passes):
             raise NotApplicableError("only images have pixels: ask for the relevance of the tokens, where='tokens'")
-        R = start(torch.cat([one.scores.detach() for one in self.passes]))
-        parts = torch.split(R, [len(one.scores) for one in self.passes])
+        scores = [one.explained.detach() for one in self.passes]
+        parts = torch.split(start(torch.cat(scores)), [len(one) for one in scores])
         found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward: what the mode saw, the scores in its graph, the image it starts at, class scores and evidence."""
+    """One forward: what the mode saw, the scores in its graph, the image it starts at, class scores and evidence.
+
+    Scores that are not known yet are read from the output later.
+    """
 
     mode: RelevanceMode
-    scores: Tensor
+    scores: Tensor | None
     image: Tensor | None
+    explained_name: str
     logits: Tensor | None = None
     evidence: PassEvidence | None = None
+    output: Any = None
+
+    @property
+    def explained(self) -> Tensor:
+        """The scores.
+
+        Raises:
+            ModelError: They have no gradient.
+        """
+        if self.scores is None:
+            raise RuntimeError("the scores have not been read from the output yet")
+        if not self.scores.requires_grad:
+            raise ModelError(
+                f"no relevance can be propagated: what is explained was computed from {self.explained_name} "
+                "without a gradient (from whole numbers, or detached); pass another target"
+            )
+        return self.scores
 
 
 def propagation(
@@ -118,7 +155,7 @@ def propagation(
     model_inputs: ModelInputs,
     structure: ModelStructure,
     rules: RuleSet,
-    read: Callable[[Any], Tensor] = any_output,
+    read: Callable[[Any], Tensor] | None = any_output,
 ) -> Propagation:
     """Run one forward under rules.
 
@@ -127,7 +164,8 @@ def propagation(
         model_inputs: Inputs on its device.
         structure: As read from it.
         rules: What each operation does with relevance.
-        read: From the model's output to the scores; what it computes is propagated through as well.
+        read: From the model's output to the scores; what it computes is propagated through as well. None for scores
+            that are read later, by `Propagation.reading`; only the relevance of tokens can then be asked for.
     """
     _refuse_quantised(model, rules)
     batch = model_inputs.batch
@@ -159,7 +197,7 @@ def _run(
     model_inputs: ModelInputs,
     structure: ModelStructure,
     rules: RuleSet,
-    read: Callable[[Any], Tensor],
+    read: Callable[[Any], Tensor] | None,
 ) -> _Pass:
     image = model_inputs.image
     start, leaf = model_inputs.numbers, None
@@ -168,7 +206,9 @@ def _run(
         model_inputs = model_inputs.swap(start, leaf.clone())
     samples = Samples(model_inputs.batch, structure.tokens_first)
     options: dict[str, Any] = {"text": start is None, "heads_first": structure.heads_first}
-    mode, scores, logits, program = None, None, None, Program()
+    if read is None:
+        options["tokens_of"] = structure.layers[0].call
+    mode, scores, logits, program, output = None, None, None, Program(), None
     split: AbstractContextManager[Any] = (
         fast.with_split_products(model_inputs.tensors[0].device) if rules.gradient else nullcontext()
     )
@@ -176,32 +216,52 @@ def _run(
         mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
             with mode:
-                scores = read(model_inputs.into(model)).float()
+                output = model_inputs.into(model)
+                scores = None if read is None else read(output).float()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # its own code does not take two precisions
             _log.debug("relevance is propagated in single precision: %s", error)
-    if mode is None or scores is None:
+            output = None
+    if mode is None or output is None:
         program = Program(model_inputs.tensors)
         mode = RelevanceMode(rules, samples, **options, program=program)
         with split, mode:
             output = _single(model, model_inputs)
-            scores = read(output)
+            scores = None if read is None else read(output)
             logits = None if _precisions(model) else logits_of(output)  # in half precision they are not the model's own
-    if len(mode.attention) <= structure.layers[-1].call:
+    if len(mode.attention) <= structure.layers[-1].call or (read is None and len(mode.attention) != structure.calls):
         raise StructureDiffersError(
             f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
             "its path depends on the input; explain the inputs one by one"
         )
-    if not scores.requires_grad:
-        raise ModelError(
-            f"no relevance can be propagated: what is explained was computed from {model_inputs.explained_name} "
-            "without a gradient (from whole numbers, or detached); pass another target"
-        )
+    found = _Pass(mode, scores, None if image is None else leaf, model_inputs.explained_name)
+    if read is None:
+        return replace(found, evidence=PassEvidence(program), output=output)
     if logits is None or image is None:
-        return _Pass(mode, scores, None if image is None else leaf)
+        return found
     first = mode.first_values if structure.layers[0].call == 0 and structure.owners is not None else None
-    return _Pass(mode, scores, leaf, logits.detach(), PassEvidence(program, first, leaf))
+    return replace(found, logits=logits.detach(), evidence=PassEvidence(program, first, leaf))
+
+
+def _reading(one: _Pass, structure: ModelStructure, read: Callable[[Any], Tensor]) -> _Pass:
+    one.mode.program = None  # the functions of the target are none of the model's
+    with one.mode:
+        scores = read(one.output)
+    scores = scores.float() if one.mode.mixed_precision else scores
+    # Results that do not depend on the input are no nodes of the graph.
+    layers = {o.call for o in structure.layers if o.call in one.mode.results and one.mode.results[o.call].requires_grad}
+    if scores.requires_grad and upstream_of(scores, one.mode.results) != layers:
+        raise StructureDiffersError(
+            f"{structure.model}: what is explained depends on other attention layers than those on which its structure "
+            "was measured"
+        )
+    return replace(one, scores=scores, output=None)
+
+
+def in_half_precision(model: nn.Module) -> bool:
+    """Whether relevance is propagated in another precision than that of some of the model's tensors."""
+    return bool(_precisions(model))
 
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
@@ -236,14 +296,14 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     attention = layers if "A" in want else layers[-1:] if "A:last" in want else ()
     inside = layers if structure.streams is None else (layers[structure.streams.first],)
     streams = [o.call for o in inside if not o.pool] if want & {"tokens", "totals"} else []
+    if "totals" not in want:
+        streams = streams[:1]
     missing = [i for i, call in enumerate(streams) if call not in mode.entering]
     if missing:
         raise NotApplicableError(
             f"the residual stream was not found in block {missing[0]} of {structure.model}, so the relevance of its "
             "tokens cannot be read; ask for pixels"
         )
-    if "totals" not in want:
-        streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
         if mode.mixed_precision and "softmax" not in mode.rules.rules:
             raise NotApplicableError(
@@ -256,16 +316,16 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "pixels" in want and one.image is not None:
         places.append(_Place(one.image, one.image))
     nodes: Any = [place.node for place in places]
-    found = torch.autograd.grad(one.scores, nodes, R, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(one.explained, nodes, R, retain_graph=True, allow_unused=True)
     values = [_relevance(place, value, mode.rules.gradient) for place, value in zip(places, found, strict=True)]
 
     batch = mode.samples.count
     # Some models take their softmax in single precision whatever they run in; relevance has the scores' own.
-    A = [v.view(batch, -1, *v.shape[-2:]).to(one.scores.dtype) for v in values[: len(attention)]]
+    A = [v.view(batch, -1, *v.shape[-2:]).to(one.explained.dtype) for v in values[: len(attention)]]
     X = [_batch_first(v, mode.samples) for v in values[len(attention) : len(attention) + len(streams)]]
     return Relevances(
         tuple(A),
-        _of_tokens(X[0], mode.attention[streams[0]].shape[-1]) if "tokens" in want else None,
+        _of_tokens(X[0], mode.keys[streams[0]]) if "tokens" in want else None,
         values[-1].sum(1) if "pixels" in want else None,
         tuple(x.sum((1, 2)) for x in X) if "totals" in want else (),
     )

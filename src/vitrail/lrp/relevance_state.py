@@ -30,9 +30,12 @@ class RelevanceState:
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
         mixed_precision: Whether matrix products take operands in half precision, see
             `vitrail.lrp.elementwise_gradients`.
+        fuses: Whether fused attention stays so wherever the rules allow it, as its maps are not asked for.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
+        keys: Number of keys of attention calls, by call.
+        results: Results of attention calls, by call, in the graph.
         first_values: Values of the first attention, shape (b, H, n, dh), in the graph.
         recogniser: Recognises attention that the model writes out.
         scores: Results of linear maps on one vector for each input.
@@ -45,14 +48,21 @@ class RelevanceState:
     """
 
     def __init__(
-        self, rules: RuleSet, samples: Samples, heads_first: bool = False, mixed_precision: bool = False
+        self,
+        rules: RuleSet,
+        samples: Samples,
+        heads_first: bool = False,
+        mixed_precision: bool = False,
+        fuses: bool = False,
     ) -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self.fuses = rules, fuses
         self.mixed_precision = mixed_precision
         self.samples = samples
         self.heads_first = heads_first
         self.attention: list[Tensor] = []
+        self.keys: dict[int, int] = {}
+        self.results: dict[int, Tensor] = {}
         self.first_values: Tensor | None = None
         self.recogniser = Recogniser()
         self.scores: dict[int, Tensor] = {}

@@ -47,9 +47,6 @@ def blocks_needed(block: BlockChoice | None) -> slice:
 def chosen_blocks(block: BlockChoice, count: int) -> list[int]:
     """The chosen ones of ``count`` blocks, in the given order.
 
-    Raises:
-        OptionError: One of them does not exist; the message names the range.
-
     Example:
         >>> chosen_blocks([0, -1], 12)
         [0, 11]
@@ -76,9 +73,6 @@ def mean_over_blocks(maps: Sequence[Tensor]) -> Tensor:
 
     Gradients grow and shrink from block to block, so each map is divided by its largest magnitude first. Maps on
     different grids are enlarged to the finest.
-
-    Args:
-        maps: Shape (b, S), or (b, rows, columns) each.
 
     Example:
         >>> mean_over_blocks([torch.tensor([[1.0, 4.0]]), torch.tensor([[0.2, 0.1]])])

@@ -15,10 +15,6 @@ def path_gradient(probe: Probe, steps: int) -> Tensor:
 
     For a text, x are the vectors of its tokens; positions do not change.
 
-    Args:
-        probe: Evaluates the model.
-        steps: Number of images on the path.
-
     Returns:
         The mean gradient, shape (b, H, m, n).
     """

@@ -25,6 +25,7 @@ def updated_relevance(
         readouts: Weights over the queries of the layers that are read, shape (b, m) each.
         explained: The stream whose relevance is wanted; that of the input by default.
     """
+    matrices, readouts = _placed(streams, matrices, readouts)
     batch, like, count = len(matrices[0]), matrices[0], len(streams.sizes)
     R = {
         (s, t): torch.eye(n, dtype=like.dtype, device=like.device).expand(batch, n, n)
@@ -49,6 +50,29 @@ def updated_relevance(
     return sum(rows[1:], start=rows[0])
 
 
+def _placed(
+    streams: Streams, matrices: Sequence[Tensor], readouts: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices and readouts over all tokens of their streams: zero for tokens that a layer does not read."""
+    found = []
+    for layer, matrix in zip(streams.layers, matrices, strict=True):
+        rows = _spread(matrix, -2, layer.queries_at, streams.sizes[layer.queries])
+        found.append(_spread(rows, -1, layer.keys_at, streams.sizes[layer.keys]))
+    read = [streams.layers[i] for i in streams.read]
+    return found, [
+        _spread(r, -1, one.queries_at, streams.sizes[one.queries]) for r, one in zip(readouts, read, strict=True)
+    ]
+
+
+def _spread(values: Tensor, axis: int, places: tuple[int, ...] | None, size: int) -> Tensor:
+    """Values at their places along an axis, among zeros."""
+    if places is None:
+        return values
+    shape = list(values.shape)
+    shape[axis] = size
+    return values.new_zeros(shape).index_copy(axis, torch.tensor(places, device=values.device), values)
+
+
 def scaled(R: Tensor) -> Tensor:
     """The rows of R − I scaled to sum one, plus I; rows that are zero stay so."""
     own = torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)
@@ -68,6 +92,7 @@ def rolled_relevance(streams: Streams, matrices: Sequence[Tensor], readouts: Seq
         matrices: Attention of each layer, shape (b, m, n), not negative.
         readouts: Weights over the queries of the layers that are read, shape (b, m) each.
     """
+    matrices, readouts = _placed(streams, matrices, readouts)
     batch, like = len(matrices[0]), matrices[0]
     rows = [like.new_zeros(batch, n) for n in streams.sizes]
     for r, i in zip(readouts, streams.read, strict=True):

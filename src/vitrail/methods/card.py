@@ -264,9 +264,6 @@ def measurements() -> dict[str, dict[str, dict[str, CardMeasurement]]]:
 def method_card(name: str) -> MethodCard:
     """The card of a method; lines without measurements are left out.
 
-    Args:
-        name: The name of a registered method.
-
     Example:
         >>> card = method_card("leadlight")
         >>> card.lines["needs"].rating, card.rating("determinism")

@@ -269,11 +269,6 @@ class CoalitionPairs:
 def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
     """Draw pairs of complementary coalitions, or all pairs if there are at most ``count``.
 
-    Args:
-        players: Number of players, at least 2.
-        count: Number of pairs.
-        seed: Seed of the generator, which is on the CPU.
-
     Example:
         >>> pairs = draw_pairs(3, 100, seed=0)
         >>> pairs.present.int(), pairs.complete

@@ -156,7 +156,7 @@ def _standard_error(present: Tensor, scores: Tensor, strength: float, generator:
     """Standard deviation of the weights over resamples of the removals, shape (R, P)."""
     drawn = torch.randint(len(present), (RESAMPLES, len(present)), generator=generator).to(present.device)
     found = []
-    for some in scores.split(max(1, TOGETHER // (RESAMPLES * present.shape[1] ** 2))):
+    for some in torch.split(scores, max(1, TOGETHER // (RESAMPLES * present.shape[1] ** 2))):
         designs = present[drawn].repeat(len(some), 1, 1)
         weights = lasso(designs, some[:, drawn].flatten(0, 1), strength).weights
         found.append(weights.view(len(some), RESAMPLES, -1).std(1))

@@ -20,7 +20,7 @@ def feature_needs(kind: str, where: slice = LAST) -> Needs:
     return dict.fromkeys(kinds, where)
 
 
-def showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
+def blocks_with_features(kind: str, blocks: Sequence[Block]) -> list[Block]:
     """The blocks that kept features of a kind, without attention pools."""
     name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
     return [b for b in blocks if name in b and not b.pool]
@@ -48,15 +48,7 @@ def last_of_stage(maps: Sequence[Tensor], stage: int) -> Tensor:
 def on_grid(
     value: Tensor, model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, images: Tensor
 ) -> Tensor:
-    """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out.
-
-    Args:
-        value: The features.
-        model: The model they come from.
-        model_inputs: Its inputs.
-        structure: What it is made of.
-        images: The images among the inputs, shape (b, channels, height, width).
-    """
+    """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
     if len(value) != len(images):
         raise NotApplicableError(
             f"the features of {structure.model} do not lie on a grid: it cuts its images into "

@@ -38,7 +38,7 @@ def _lrp_rules(epsilon: float, **_: object) -> RuleSet:
     "relevance",
     cite="bach2015lrp",
     variants={"stable": {"epsilon": EPSILON}},
-    rules=lambda where, epsilon: _lrp_rules(epsilon) if where == "pixels" else None,
+    rules=lambda where, epsilon, **_: _lrp_rules(epsilon) if where == "pixels" else None,
     cost=lrp_pass,
 )
 def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> Tensor:

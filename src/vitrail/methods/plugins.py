@@ -34,9 +34,6 @@ def import_modules(names: Iterable[str]) -> None:
 
     A module that is not found is searched in the current folder, which is then appended to ``sys.path``.
 
-    Raises:
-        OptionError: A module cannot be imported.
-
     Example:
         >>> import_modules(["no_such_module"])
         Traceback (most recent call last):
@@ -114,9 +111,6 @@ def refuse_name_clash(kind: str, name: str, existing: Any, new: Any) -> None:
         name: Its name.
         existing: The function that is registered under this name, or None.
         new: The function to register.
-
-    Raises:
-        OptionError: Another module registered the name.
     """
     owner = getattr(existing, "__module__", None)
     if existing is not None and owner != getattr(new, "__module__", None):

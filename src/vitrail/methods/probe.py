@@ -16,7 +16,7 @@ from vitrail.capture.kept_pass import TruncatedOutputs
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import InputError, ModelError, NotApplicableError
-from vitrail.methods.feature_maps import block_features, feature_needs, last_of_stage, on_grid, showing
+from vitrail.methods.feature_maps import block_features, blocks_with_features, feature_needs, last_of_stage, on_grid
 from vitrail.methods.input_probe import InputProbe
 from vitrail.models.class_group import membership
 
@@ -158,7 +158,7 @@ class Probe(InputProbe):
         def run() -> Propagation:
             return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
 
-        return self.propagations.get(rules, run).relevances(start, want)
+        return self.propagations.get(rules, run, self._targets().get("read")).relevances(start, want)
 
     def _targets(self) -> dict[str, Any]:
         """Where the targets are a function of the output, they are what relevance starts at."""
@@ -182,13 +182,13 @@ class Probe(InputProbe):
         plain = self.structure.kind == "plain" and not self.structure.layers[-1].pool
         where = slice(block, block + 1) if block is not None else LAST if plain else ALL
         reads_seen = self.seen is not None and (plain or block is not None)
-        blocks = showing(kind, self.seen.blocks[where]) if reads_seen and self.seen is not None else []
+        blocks = blocks_with_features(kind, self.seen.blocks[where]) if reads_seen and self.seen is not None else []
         if not blocks:
             with (
                 forward_pass(self.model, self.model_inputs, self.structure, [feature_needs(kind, where)]) as one,
                 torch.no_grad(),
             ):
-                blocks = showing(kind, one.blocks[where])
+                blocks = blocks_with_features(kind, one.blocks[where])
         if not blocks:
             missing = "none of its blocks shows one" if block is None else f"block {block} shows none"
             if kind != "Y":

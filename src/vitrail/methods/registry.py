@@ -168,9 +168,11 @@ class Method:
         without_score = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**without_score) if callable(self.needs) else self.needs
 
-    def rule_set(self, options: Mapping[str, Any]) -> RuleSet | None:
-        """The rules by which relevance is propagated with these options; None for other methods."""
-        return None if self.rules is None else self.rules(**{k: v for k, v in options.items() if k != "score"})
+    def rule_set(self, options: Mapping[str, Any], text: bool = False) -> RuleSet | None:
+        """The rules by which relevance is propagated with these options, for a text or not; None for other methods."""
+        if self.rules is None:
+            return None
+        return self.rules(**{k: v for k, v in options.items() if k != "score"}, **({"text": True} if text else {}))
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether maps computed with these options have a sign."""

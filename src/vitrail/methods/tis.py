@@ -22,11 +22,6 @@ def k_means(points: Tensor, clusters: int, seed: int) -> Tensor:
 
     A cluster without members keeps its centre.
 
-    Args:
-        points: Points, shape (N, d).
-        clusters: Number of clusters, at most N.
-        seed: Seed of the first centres, on the CPU.
-
     Example:
         >>> k_means(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 2, seed=0).sort(0).values
         tensor([[ 0.5000],

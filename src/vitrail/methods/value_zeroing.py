@@ -88,9 +88,6 @@ def _block_outputs(probe: Probe, inputs: ModelInputs, edit: Edit, chosen: range,
 
     One pass serves all blocks if all rows enter every block alike, which hooks of the blocks' modules do. Where a block
     is no module that the model calls, each block has a pass of its own, and the rows differ from it on.
-
-    Raises:
-        NotApplicableError: Neither is possible.
     """
     found: dict[int, Tensor] = {}
     with contextlib.suppress(NotApplicableError):

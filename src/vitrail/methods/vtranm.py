@@ -131,7 +131,7 @@ def vtranm(
     )  # fmt: skip
 
     v = trace.readout.expand(trace.blocks[-1].attention.size[0], -1)
-    weights = measured(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
+    weights = transformation_weights(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
     if trace.notes is not None:
         _note(trace, weights)
     for block, (w, w_mlp) in zip(reversed(trace.blocks), reversed(weights), strict=True):
@@ -159,7 +159,7 @@ def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) 
             trace.note("transformation_mlp", trace.patches(w_mlp))
 
 
-def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:
+def transformation_weights(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:
     """The weights w of every block: of its attention, shape (b, H, n), and of its MLP, shape (b, n); a pool has none.
 
     Small blocks are computed together, which needs fewer kernel launches.

@@ -10,25 +10,7 @@ from vitrail.models.preprocess import Preprocess, open_image
 from vitrail.models.sources import embed_texts
 
 __all__ = [
-    "CATALOGUE",
-    "EMBEDDED_MODELS",
-    "CatalogueEntry",
-    "ImageGeometry",
-    "LoadedModel",
-    "PlainViT",
-    "Preprocess",
-    "catalogue_entry",
-    "describe",
-    "embed_texts",
-    "full_name",
-    "imagenet_classes",
-    "load",
-    "load_embedded",
-    "load_weights",
-    "offline",
-    "open_image",
-    "read_weights",
-    "short_name",
-    "tiny_vit",
-    "weights_cached",
-]
+    "CATALOGUE", "EMBEDDED_MODELS", "CatalogueEntry", "ImageGeometry", "LoadedModel", "PlainViT", "Preprocess",
+    "catalogue_entry", "describe", "embed_texts", "full_name", "imagenet_classes", "load", "load_embedded",
+    "load_weights", "offline", "open_image", "read_weights", "short_name", "tiny_vit", "weights_cached",
+]  # fmt: skip

@@ -78,12 +78,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
 
 
 def fit_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a timm model as many classes as the head in a file has.
-
-    Args:
-        model: The model; its heads are replaced if their size differs.
-        weights: Tensors by name.
-    """
+    """Give a timm model as many classes as the head in a file has."""
     heads = [v for k, v in weights.items() if v.dim() == 2 and k.rpartition("head.")[2] in ("weight", "fc.weight")]
     reset: Any = getattr(model, "reset_classifier", None)
     if len(heads) == 1 and reset is not None and heads[0].shape[0] != getattr(model, "num_classes", None):

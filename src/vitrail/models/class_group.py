@@ -101,12 +101,7 @@ def append_groups(scores: Tensor, groups: Sequence[ClassGroup], *, log: bool) ->
 
 
 def membership(classes: Tensor, groups: Sequence[ClassGroup], count: int) -> Tensor:
-    """Which classes each target consists of, shape (b,) to (b, count).
-
-    Args:
-        classes: Class indices; ``count`` + i for ``groups[i]``.
-        groups: The groups.
-        count: Number of classes C.
+    """Which of ``count`` classes each target consists of, shape (b,) to (b, count); ``count`` + i is ``groups[i]``.
 
     Example:
         >>> membership(torch.tensor([1, 3]), [ClassGroup([0, 2])], 3)

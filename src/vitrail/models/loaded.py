@@ -64,12 +64,7 @@ def class_count(model: nn.Module) -> int | None:
 
 
 def class_names_of(model: nn.Module, count: int | None) -> tuple[str, ...] | None:
-    """Class names of a model: its own ``id2label``, or those of ImageNet if it has 1,000 classes.
-
-    Args:
-        model: The model.
-        count: Its number of classes, if known.
-    """
+    """Class names of a model: its own ``id2label``, or those of ImageNet if it has 1,000 classes."""
     config: Any = getattr(model, "config", None)
     labels = getattr(config, "id2label", None)
     if isinstance(labels, dict) and labels and (count is None or len(labels) == count):

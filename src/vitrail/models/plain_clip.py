@@ -15,20 +15,6 @@ class PlainCLIP(PlainEncoder):
     The image encoder reads a CLS token. The text encoder reads its first token; padding is masked. Arguments and
     outputs have the names of the CLIP models of Hugging Face.
 
-    Args:
-        size: Height and width of the images in pixels.
-        patch: Height and width of a patch in pixels.
-        width: Embedding dimension of the image encoder.
-        depth: Blocks of the image encoder.
-        heads: Attention heads of the image encoder.
-        mlp: Hidden width of the MLPs, as a multiple of the width.
-        words: Size of the vocabulary; word 0 is padding.
-        length: Number of words of a text, with padding.
-        text_width: Embedding dimension of the text encoder.
-        text_depth: Blocks of the text encoder.
-        text_heads: Attention heads of the text encoder.
-        embedding: Dimension of the common space.
-
     Example:
         >>> model = PlainCLIP(size=32, width=16, depth=1, heads=2, words=9, length=5, text_width=16, text_depth=1)
         >>> out = model(torch.tensor([[1, 3, 2, 0, 0]]), torch.zeros(2, 3, 32, 32))

@@ -35,12 +35,7 @@ class DecoderConfig:
 
 
 def rotate(values: Tensor, positions: Tensor) -> Tensor:
-    """Apply rotary positions: the two halves of each vector are rotated by angles that grow with the position.
-
-    Args:
-        values: Queries or keys, shape (b, heads, n, d).
-        positions: Position of each token, shape (n,).
-    """
+    """Apply rotary positions: the two halves of each vector are rotated by angles that grow with the position."""
     half = values.shape[-1] // 2
     frequency = ROTARY_BASE ** (-torch.arange(half, device=values.device) / half)
     angle = positions[:, None] * frequency
@@ -50,12 +45,7 @@ def rotate(values: Tensor, positions: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """A two-layer perceptron whose hidden units are multiplied by a gate, as in Llama.
-
-    Args:
-        width: Embedding dimension.
-        hidden: Number of hidden units.
-    """
+    """A two-layer perceptron whose hidden units are multiplied by a gate, as in Llama."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -69,13 +59,7 @@ class GatedMLP(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Pre-norm transformer block in which a token attends to itself and to earlier tokens.
-
-    Args:
-        width: Embedding dimension.
-        heads: Number of attention heads.
-        hidden: Hidden units of the MLP.
-    """
+    """Pre-norm transformer block in which a token attends to itself and to earlier tokens."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -85,12 +69,7 @@ class CausalBlock(nn.Module):
         self.mlp = GatedMLP(width, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map tokens, shape (b, n, d), to tokens of the same shape.
-
-        Args:
-            x: The tokens.
-            mask: Which tokens each token attends to, shape (b, 1, n, n); all earlier ones and itself by default.
-        """
+        """Map tokens, shape (b, n, d), to the same shape; ``mask`` says what each attends to, shape (b, 1, n, n)."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         positions = torch.arange(x.shape[1], device=x.device)
         q, k = rotate(q, positions), rotate(k, positions)
@@ -131,10 +110,6 @@ class PlainDecoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
         """Compute the scores of the next word at every position.
-
-        Args:
-            input_ids: Numbers of words, shape (b, n).
-            attention_mask: 0 for padding, on either side, shape (b, n); no padding by default.
 
         Returns:
             ``logits``, shape (b, n, words).

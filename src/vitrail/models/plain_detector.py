@@ -36,17 +36,6 @@ class CrossBlock(nn.Module):
 class PlainDetector(PlainEncoder):
     """An encoder of patches and a decoder of a few queries, each of which predicts a class and a box.
 
-    Args:
-        size: Height and width of the images in pixels.
-        patch: Height and width of a patch in pixels.
-        width: Embedding dimension.
-        depth: Blocks of the encoder.
-        decoder_depth: Blocks of the decoder.
-        heads: Number of attention heads.
-        mlp: Hidden width of the MLPs, as a multiple of ``width``.
-        queries: Number of queries, the largest number of objects.
-        classes: Number of classes, without the one for no object.
-
     Example:
         >>> out = PlainDetector(size=32, width=16, depth=1, decoder_depth=1)(torch.zeros(2, 3, 32, 32))
         >>> out["logits"].shape, out["pred_boxes"].shape

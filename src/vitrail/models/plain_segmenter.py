@@ -11,15 +11,6 @@ from vitrail.models.plain_vit import PlainEncoder
 class PlainSegmenter(PlainEncoder):
     """A vision transformer in which every patch predicts the classes of its 4×4 cells.
 
-    Args:
-        size: Height and width of the images in pixels.
-        patch: Height and width of a patch in pixels.
-        width: Embedding dimension.
-        depth: Number of blocks.
-        heads: Number of attention heads.
-        mlp: Hidden width of the MLPs, as a multiple of ``width``.
-        classes: Number of classes, with the last one for the background.
-
     Example:
         >>> import torch
         >>> PlainSegmenter(size=32, width=16, depth=1)(torch.zeros(2, 3, 32, 32))["logits"].shape

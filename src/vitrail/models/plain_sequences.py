@@ -12,17 +12,6 @@ from vitrail.models.plain_vit import PlainEncoder
 class PlainVideoViT(PlainEncoder):
     """A vision transformer of videos with tubelets as tokens, a CLS token and a linear head.
 
-    Args:
-        frames: Number of frames.
-        size: Height and width of a frame in pixels.
-        tubelet: Frames in a tubelet.
-        patch: Height and width of a tubelet in pixels.
-        width: Embedding dimension.
-        depth: Number of blocks.
-        heads: Number of attention heads.
-        mlp: Hidden width of the MLPs, as a multiple of ``width``.
-        classes: Number of classes.
-
     Example:
         >>> import torch
         >>> PlainVideoViT(width=16, depth=1)(torch.zeros(2, 12, 3, 64, 64)).shape
@@ -60,16 +49,6 @@ class PlainVideoViT(PlainEncoder):
 
 class PlainSpectrogramViT(PlainEncoder):
     """A vision transformer of spectrograms with a CLS token and a linear head.
-
-    Args:
-        frames: Number of time steps.
-        bins: Number of frequency bins.
-        patch: Time steps and bins in a patch.
-        width: Embedding dimension.
-        depth: Number of blocks.
-        heads: Number of attention heads.
-        mlp: Hidden width of the MLPs, as a multiple of ``width``.
-        classes: Number of classes.
 
     Example:
         >>> import torch

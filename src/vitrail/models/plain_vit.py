@@ -20,12 +20,7 @@ class PlainBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map tokens, shape (b, n, d), to tokens of the same shape.
-
-        Args:
-            x: The tokens.
-            mask: Which tokens may be attended to, broadcast to (b, heads, n, n); all by default.
-        """
+        """Map tokens, shape (b, n, d), to the same shape; ``mask`` says what may be attended to, (b, heads, n, n)."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]

@@ -19,17 +19,6 @@ class PlainVLM(nn.Module):
     replaced by the projected patches. Every token attends to itself and to earlier ones. Arguments and outputs have the
     names of the vision-language models of Hugging Face.
 
-    Args:
-        size: Height and width of the images in pixels.
-        patch: Height and width of a patch in pixels.
-        width: Embedding dimension of encoder and decoder.
-        depth: Blocks of the encoder.
-        heads: Attention heads.
-        mlp: Hidden width of the MLPs, as a multiple of the width.
-        words: Size of the vocabulary; word 0 is padding, word 1 an image token.
-        length: Most words of a text, without image tokens.
-        text_depth: Blocks of the decoder.
-
     Example:
         >>> model = PlainVLM(size=32, width=16, depth=1, heads=2, words=9, length=6, text_depth=1)
         >>> words = torch.tensor([[1] * 16 + [2, 5, 6]])
@@ -75,16 +64,8 @@ class PlainVLM(nn.Module):
     ) -> dict[str, Tensor]:
         """Predict the next word at every position.
 
-        Args:
-            input_ids: Numbers of words, shape (b, n).
-            pixel_values: Images, shape (b, 3, h, w); None for texts without image tokens.
-            attention_mask: 0 for padding, on either side, shape (b, n); by default all words count.
-
         Returns:
             ``logits``, shape (b, n, words).
-
-        Raises:
-            InputError: The number of image tokens is not the number of patches, or a text is too long.
         """
         x, is_image = self.word_embed(input_ids), input_ids == IMAGE
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask

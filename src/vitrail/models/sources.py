@@ -54,12 +54,7 @@ def from_timm(name: str, pretrained: bool, **options: Any) -> nn.Module:
 
 
 def fitting_image_size(module: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
-    """Image size at which a timm model has the position embedding of some weights, or None where it has it already.
-
-    Args:
-        module: The model as timm creates it by default.
-        weights: A state dict.
-    """
+    """Image size at which a timm model has the position embedding of some weights, or None where it has it already."""
     state = module.state_dict()
     before, after = state.get("pos_embed"), strip_prefixes(weights, set(state)).get("pos_embed")
     patch_embed = getattr(module, "patch_embed", None)

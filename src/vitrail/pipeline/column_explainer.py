@@ -116,9 +116,9 @@ class Explainer:
                 rows[i] = [MapRow(str(i), method, error=error_line(error)) for method in self.methods]
         for start in range(0, len(prepared), self.limit.batch):
             names = list(prepared)[start : start + self.limit.batch]
-            some = {name: prepared[name] for name in names}
-            grid = self._grid(prepared[names[0]])
-            for row in explain_rows(self.loaded, some, self.methods, self.target, self.limit, grid, self.check):
+            some = [prepared[name] for name in names]
+            grid = self._grid(some[0])
+            for row in explain_rows(self.loaded, names, some, self.methods, self.target, self.limit, grid, self.check):
                 rows[int(row.image)].append(row)
         added = [_join_row(self.methods, found) for found in rows]
         return {name: np.asarray(values) for name, values in kept.items()} | {

@@ -57,13 +57,6 @@ def explain_encoder_decoder(
 ) -> dict[str, Explanation]:
     """Explain what an encoder reads for words that its decoder writes.
 
-    Args:
-        loaded: The model.
-        inputs: Texts, or a dict of tensors for the encoder, with ``decoder_input_ids`` if the decoder has written
-            something already.
-        request: What is asked for.
-        explain: Function that explains tensors.
-
     Raises:
         InputError: Texts were given without a tokenizer, or the start token of the decoder is unknown.
         TargetError: Targets need answers that differ within one example.
@@ -75,7 +68,7 @@ def explain_encoder_decoder(
         request.reading,
     )  # fmt: skip
     count = model_inputs.batch
-    start = _decoder_start(loaded.module, given, count)
+    start = decoder_start(loaded.module, given, count)
     tokenizer = getattr(request.tokenizer, "tokenizer", request.tokenizer)
     inner = replace(request, of=request.of or main, check=False, units=None)
     if callable(request.target) and not has_named_target(request.target):
@@ -126,7 +119,7 @@ def _encoder_inputs(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[dict
     return given, prompts
 
 
-def _decoder_start(model: nn.Module, given: Mapping[str, Any], count: int) -> Tensor:
+def decoder_start(model: nn.Module, given: Mapping[str, Any], count: int) -> Tensor:
     """What the decoder has written: what was given, or its start token."""
     stated = given.get(DECODER_IDS)
     if isinstance(stated, Tensor):

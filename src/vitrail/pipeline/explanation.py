@@ -267,7 +267,7 @@ class Explanations(Mapping[str, Explanation]):
 
             return text_figure(self, **options)
         if all(e.signal is not None for e in self._by_method.values()):
-            from vitrail.viz.signal_figure import signal_figure
+            from vitrail.viz.figure import signal_figure
 
             return signal_figure(self, **options)
         from vitrail.viz.figure import figure

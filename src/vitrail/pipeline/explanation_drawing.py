@@ -11,8 +11,8 @@ from vitrail.errors import InputError
 from vitrail.inputs.map_axis import MapAxis
 from vitrail.models.preprocess import to_bytes
 from vitrail.pipeline.explanation_data import ExplanationData
-from vitrail.viz.box_outline import outline_box
 from vitrail.viz.colormap import mark_failure, overlay, to_image
+from vitrail.viz.original_overlay import original_overlay, outline_box
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,8 +44,6 @@ def _with_box(e: ExplanationData, drawn: Image, image: int, k: int, original: bo
 
 
 def _draw_on_original(e: ExplanationData, image: int, relevance: np.ndarray[Any, Any], opacity: float) -> Image:
-    from vitrail.viz.original_overlay import original_overlay
-
     if e.originals is None:
         raise InputError("tensors were explained, so there is no original image: pass paths or PIL images")
     source = e.originals[image]

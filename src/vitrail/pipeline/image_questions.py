@@ -30,6 +30,7 @@ from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.pipeline.encoder_decoders import DECODER_IDS, decoder_start, is_encoder_decoder
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
 from vitrail.pipeline.request import Request
@@ -92,19 +93,14 @@ def explain_image_questions(
 ) -> dict[str, Explanation]:
     """Explain questions about images.
 
-    Args:
-        loaded: The model.
-        inputs: Its arguments, as a processor returns them.
-        request: What is asked for.
-        language: Whether targets are tokens; otherwise they are classes.
-        explain: Function that explains tensors.
-        again: Function that explains other questions, for checks.
-
     Returns:
         Explanations by method: maps on the images, and the words of each text.
     """
-    model_inputs = to_model_inputs(inputs, loaded, request.roles, "input_ids", request.reading)
     tokenizer = getattr(request.tokenizer, "tokenizer", request.tokenizer)
+    writes = is_encoder_decoder(loaded.module)
+    if writes:
+        inputs = {**inputs, DECODER_IDS: decoder_start(loaded.module, inputs, len(inputs["input_ids"]))}
+    model_inputs = to_model_inputs(inputs, loaded, request.roles, "input_ids", request.reading)
     if tokenizer is None:
         raise InputError(
             "a question about an image has words, which need a tokenizer: pass processor=… or tokenizer=… of the model"
@@ -114,7 +110,8 @@ def explain_image_questions(
     if not language or (callable(request.target) and not has_named_target(request.target)):
         return _assembled([_explained(loaded, model_inputs, request, explain)], None, call)
     asked = language_rows(request.target, len(prompts), tokenizer)
-    terms = [[target_terms(one, len(prompt.ids)) for one in row] for row, prompt in zip(asked, prompts, strict=True)]
+    before = [inputs[DECODER_IDS].shape[1] if writes else len(prompt.ids) for prompt in prompts]
+    terms = [[target_terms(one, length) for one in row] for row, length in zip(asked, before, strict=True)]
     if any(len(one) > 1 for row in terms for one in row):
         raise NotApplicableError(
             "a contrast of answers of several tokens needs two calls with different words: explain both answers and "
@@ -130,14 +127,18 @@ def explain_image_questions(
             raise NotApplicableError(
                 "targets of one image with answers that differ: explain them in calls of their own"
             )
-        longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
+        longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
         one_row = replace(request, target=[[one[0].target for one in row]])
-        found.append(replace(_explained(loaded, longer, one_row, explain), continued=True))
+        found.append(replace(_explained(loaded, longer, one_row, explain), continued=not writes))
     return _assembled(found, asked, call)
 
 
-def _continued(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
-    """The call of one example without padding, with further words."""
+def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
+    """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder."""
+    written = model_inputs.kwargs.get(DECODER_IDS)
+    if isinstance(written, Tensor):
+        more = torch.tensor([list(forced)], device=written.device, dtype=written.dtype)
+        return model_inputs.swap(written, torch.cat([written, more], 1))
     ids = model_inputs.kwargs["input_ids"]
     columns, more = torch.tensor(prompt.columns, device=ids.device), torch.tensor([list(forced)], device=ids.device)
     for name, fill in (("input_ids", None), *_BY_WORD.items()):

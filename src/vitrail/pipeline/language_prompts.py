@@ -83,12 +83,6 @@ def explain_prompts(
 ) -> dict[str, Explanation]:
     """Explain prompts with one or more methods.
 
-    Args:
-        prompts: The prompts.
-        settings: How they are explained.
-        target: As `vitrail.explain` takes it.
-        explain_inputs: Function that explains tokenized inputs.
-
     Returns:
         Explanations by method; their maps are over the tokens of the prompts.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -46,7 +46,8 @@ class MapRow(NamedTuple):
 
 def explain_rows(
     loaded: LoadedModel,
-    images: Mapping[str, Tensor],
+    ids: Sequence[str],
+    images: Sequence[Tensor] | Tensor,
     methods: Sequence[str],
     target: Any,
     limit: HasBatchSize,
@@ -57,7 +58,8 @@ def explain_rows(
 
     Args:
         loaded: The model.
-        images: Preprocessed images by id, shape (channels, height, width).
+        ids: Ids of the images.
+        images: Preprocessed images, shape (channels, height, width) each, or one tensor of them.
         methods: Method specs.
         target: As `vitrail.explain` takes it, the same for all images.
         limit: Most images in one pass; halved when memory runs out.
@@ -65,31 +67,34 @@ def explain_rows(
         check: Whether to check each map.
     """
 
-    def explain_images(specs: Sequence[str], names: Sequence[str]) -> Explanations:
-        inputs = torch.stack([images[name] for name in names])
+    def explain_images(specs: Sequence[str], rows: Sequence[int]) -> Explanations:
+        all_rows = isinstance(images, Tensor) and len(rows) == len(images)
+        inputs = images if all_rows else torch.stack([images[row] for row in rows])
         return shrink_batch_to_fit(
             limit,
             lambda size: explain(loaded, inputs, methods=specs, target=target, batch_size=size, check=check),
         )
 
-    for method, names, e in _explain_or_errors(explain_images, methods, tuple(images)):
+    for method, rows, e in _explain_or_errors(explain_images, methods, range(len(ids))):
         if isinstance(e, str):
-            yield MapRow(names[0], method, error=e)
+            yield MapRow(ids[rows[0]], method, error=e)
             continue
         half = to_half(e.grid, e.signed, patch_grid)
-        for i, k in product(range(len(names)), range(half.shape[1])):
+        # Each is copied from the device once, not for each image.
+        targets, probabilities, constant = map(_to_lists, (e.targets, e.probabilities, e.constant))
+        for (i, row), k in product(enumerate(rows), range(half.shape[1])):
+            label = targets[i][k] if targets else -1
             yield MapRow(
-                names[i], method, -1 if e.targets is None else int(e.targets[i, k]), _class_name(e, i, k),
-                None if e.probabilities is None else float(e.probabilities[i, k]), bool(e.constant[i, k]),
-                e.checks[i, k].verdict if (i, k) in e.checks else None, half[i, k],
+                ids[row], method, label, _class_name(e, label, i, k), probabilities[i][k] if probabilities else None,
+                constant[i][k], e.checks[i, k].verdict if (i, k) in e.checks else None, half[i, k],
             )  # fmt: skip
 
 
 def _explain_or_errors(
-    explain_images: Callable[[Sequence[str], Sequence[str]], Explanations],
+    explain_images: Callable[[Sequence[str], Sequence[int]], Explanations],
     methods: Sequence[str],
-    images: Sequence[str],
-) -> Iterator[tuple[str, Sequence[str], Explanation | str]]:
+    images: Sequence[int],
+) -> Iterator[tuple[str, Sequence[int], Explanation | str]]:
     """Explain images; if that fails, try methods and then images one by one, and give the error of one image."""
     if not images:
         return
@@ -106,11 +111,15 @@ def _explain_or_errors(
         yield from ((method, images, e) for method, e in explanations.items())
 
 
-def _class_name(e: Explanation, image: int, k: int) -> str | None:
+def _to_lists(values: Tensor | None) -> list[list[Any]]:
+    """Values of each image and target; an empty list for None."""
+    return [] if values is None else values.tolist()
+
+
+def _class_name(e: Explanation, index: int, image: int, k: int) -> str | None:
     """Name of a class with all its synonyms, of a group of classes, a prompt or a box; None if it is unknown."""
     if e.named_targets is not None:
         return e.target_name(image, k)
-    index = -1 if e.targets is None else int(e.targets[image, k])
     if e.classes is None or not 0 <= index < len(e.classes):
         return e.target_name(image, k) if e.groups else None
     return e.classes[index]

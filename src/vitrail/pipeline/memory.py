@@ -28,9 +28,6 @@ class PeakMemory:
     On a GPU it counts what torch allocated. On a CPU under Linux it counts how much the resident memory of the process
     grew: a lower bound, because memory that was freed before is used again. On other systems the result is NaN.
 
-    Args:
-        device: Device of the computation.
-
     Attributes:
         bytes: The result after the block; NaN if it is unknown.
 

@@ -51,12 +51,7 @@ class OriginalImage:
 
 
 def original_images(inputs: Inputs, preprocess: Transform | None) -> tuple[OriginalImage, ...] | None:
-    """Images that model inputs were made from; None for tensors and dicts.
-
-    Args:
-        inputs: As `vitrail.explain` takes them, already checked.
-        preprocess: The preprocessing that was used.
-    """
+    """Images that model inputs were made from; None for tensors and dicts."""
     if preprocess is None or not needs_preprocess(inputs):
         return None
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str)

@@ -17,14 +17,7 @@ Advance = Callable[[int], None]
 
 
 def expected_evaluations(jobs: Sequence[MethodJob], structure: ModelStructure, images: int, targets: int) -> int:
-    """Images that methods evaluate beyond the shared pass, at most; 0 if they only read the pass.
-
-    Args:
-        jobs: The methods.
-        structure: What was found in the model.
-        images: Number of images, copies included.
-        targets: Number of targets of each image.
-    """
+    """Images that methods evaluate beyond the shared pass, at most; 0 if they only read the pass."""
     size = size_of(structure)
     return images * sum(job.method.cost(job.options, size, targets).evaluations for job in jobs)
 

@@ -40,11 +40,7 @@ def remember(model: nn.Module, entry: dict[str, Any]) -> None:
 
 
 def recommended(model: nn.Module) -> str:
-    """The method that `vitrail.compare` recommended for a model.
-
-    Raises:
-        OptionError: The model was not compared yet.
-    """
+    """The method that `vitrail.compare` recommended for a model."""
     key = WeightsHash(model).hexdigest()
     entry = None if key is None else _remembered.get(key) or _read(recommendations_file()).get(key)
     if entry is None or not isinstance(entry.get("method"), str):

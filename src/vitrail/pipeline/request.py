@@ -107,9 +107,6 @@ def requested_methods(
 ) -> dict[str, Mapping[str, Any]]:
     """Methods with their options from the arguments of `vitrail.explain`; ``default`` where none is named.
 
-    Raises:
-        OptionError: The arguments contradict each other, or name no method.
-
     Example:
         >>> requested_methods("rollout", None, {"heads": "mean"})
         {'rollout': {'heads': 'mean'}}

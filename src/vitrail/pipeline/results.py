@@ -35,15 +35,7 @@ def complete(
     request: Request,
     flags: Sequence[ResultFlags] = (),
 ) -> Results:
-    """Add provenance, the source of the maps and, if requested, the check of every map; warn about constant maps.
-
-    Args:
-        results: Explanations by method.
-        inputs: The inputs as they were passed.
-        source: The model and inputs that the maps were computed from.
-        request: The request.
-        flags: Flags of recorded passes, whose results are waited for.
-    """
+    """Add provenance, the source of the maps and, if requested, the check of every map; warn about constant maps."""
     images = isinstance(source, MapSource) and source.model_inputs.image is not None
     completed = _with_provenance(results, inputs, source.loaded, not isinstance(source, MapSource), images)
     started = perf_counter()

@@ -256,10 +256,10 @@ def _shared_forward(
         return alone
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
-    tables = [one.method.rule_set(one.options) for one in job.methods]
-    if not any(needs) and tables and tables[0] is not None and all(tables) and not callable(job.target):
+    tables = [one.method.rule_set(one.options, inputs.words is not None) for one in job.methods]
+    if not any(needs) and tables and tables[0] is not None and all(tables):
         # A pass under relevance rules gives the output and confirms the structure; the first method goes on with it.
-        found = propagations.output_pass(module, inputs, structure, tables[0])
+        found = propagations.output_pass(module, inputs, structure, tables[0], callable(job.target))
         if found is not None:
             return found
     return _captured_forward(stack, needs, callable(job.target), job.prepared)

@@ -30,11 +30,6 @@ def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None
     """Explain all copies of each image and average their relevance before it is scaled.
 
     The classes are those of the unchanged images, for all copies.
-
-    Args:
-        job: What to compute for the unchanged images.
-        smoothing: Settings of the smoothing.
-        batch_size: Most images in one pass; None for one copy of all images at a time.
     """
     prepared, target = job.prepared, pinned_target(job, batch_size)
     model_inputs = prepared.inputs

@@ -77,11 +77,6 @@ class ImageCopy(NamedTuple):
 def image_copies(smoothing: Smoothing, images: Tensor, layout: Layout) -> Iterator[ImageCopy]:
     """The changes to average over.
 
-    Args:
-        smoothing: The settings.
-        images: Shape (b, channels, height, width).
-        layout: Where the patches lie in the image.
-
     Raises:
         NotApplicableError: The patches reach beyond the image, so that a mirror image is cut into other patches.
     """
@@ -172,11 +167,7 @@ class Mirror:
 
 
 def images_to_smooth(model_inputs: ModelInputs) -> Tensor:
-    """The images of a call.
-
-    Raises:
-        InputError: There are none.
-    """
+    """The images of a call."""
     images = model_inputs.image
     if images is None:
         raise InputError(

@@ -140,16 +140,7 @@ def _merge_windows(
     settings: TokenizerSettings,
     spans: Sequence[Sequence[Span]],
 ) -> Explanation:
-    """Merge the explanations of windows into one explanation of all texts.
-
-    Args:
-        results: Explanations of the batches.
-        locations: Batch of each window and its index in the batch.
-        windows: The windows of all texts.
-        encoded: The texts.
-        settings: The tokenizer settings.
-        spans: Units of each text.
-    """
+    """Merge the explanations of windows into one explanation of all texts."""
     results = number_groups_alike(results)
     first = results[0]
     targets_per_text, longest = first.grid.shape[1], max(len(one.tokens) for one in encoded)

@@ -136,9 +136,6 @@ def rank_gaussian_filter(grid: Tensor) -> Tensor:
 
     Its width is the standard deviation of the window over its mean, so that even windows keep their median.
 
-    Args:
-        grid: Values that are not negative, shape (K, rows, columns).
-
     Example:
         >>> rank_gaussian_filter(torch.ones(1, 3, 3)).unique()
         tensor([1.])

@@ -27,9 +27,6 @@ MAX_KENDALL_POSITIONS = 4096
 def mean_ranks(maps: Tensor) -> Tensor:
     """Rank positions in ascending order from 1; ties share their mean rank.
 
-    Args:
-        maps: Finite maps, shape (B, …).
-
     Returns:
         Shape (B, n), float64.
 

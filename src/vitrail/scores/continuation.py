@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.frozen import frozen
 from vitrail.errors import InputError
 from vitrail.scores.statistics import Array
+from vitrail.targets.token_context import KEPT_POSITIONS
 
 SHARES = (0.05, 0.1, 0.2, 0.5)
 """Shares of the units of a prompt that are removed or kept."""
@@ -37,6 +40,7 @@ def continuation_log_probability(
         A function from token lists to the sums of the log-probabilities of the tokens of the continuation, shape (n,).
     """
     device = next(model.parameters()).device
+    reduces = KEPT_POSITIONS in signature(model.forward).parameters
 
     @torch.no_grad()
     def log_probability(prompts: Sequence[Tokens]) -> ArrayLike:
@@ -44,25 +48,25 @@ def continuation_log_probability(
             raise InputError(f"{len(prompts)} prompts are no multiple of {len(continuations)} continuations")
         each = len(prompts) // len(continuations)
         rows = [(list(prompt), list(continuations[i // each])) for i, prompt in enumerate(prompts)]
-        found: list[float] = []
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))  # little padding in a batch
+        found = np.zeros(len(rows))
         with frozen(model):
             for start in range(0, len(rows), batch_size):
-                part = rows[start : start + batch_size]
-                longest = max(len(prompt) + len(answer) for prompt, answer in part)
-                ids = torch.full((len(part), longest), padding, device=device)
-                mask = torch.zeros_like(ids)
-                for i, (prompt, answer) in enumerate(part):
-                    text = torch.tensor(prompt + answer, device=device)
-                    ids[i, : len(text)], mask[i, : len(text)] = (
-                        text,
-                        1,
-                    )  # padding after a text changes nothing before it
-                output: Any = model(input_ids=ids, attention_mask=mask)
-                scores = output["logits"].float().log_softmax(-1)
-                for i, (prompt, answer) in enumerate(part):
-                    places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
-                    found.append(sum(float(scores[i, p, token]) for p, token in zip(places, answer, strict=True)))
-        return np.array(found)
+                part = order[start : start + batch_size]
+                texts = [torch.tensor(rows[i][0] + rows[i][1]) for i in part]
+                ids = pad_sequence(texts, batch_first=True, padding_value=padding).to(device)
+                # Padding after a text changes nothing before it.
+                mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).to(device)
+                places = [(j, len(rows[i][0]) - 1 + k, t) for j, i in enumerate(part) for k, t in enumerate(rows[i][1])]
+                kept = sorted({place for _, place, _ in places})
+                only: dict[str, Any] = {KEPT_POSITIONS: torch.tensor(kept, device=device)} if reduces else {}
+                logits = model(input_ids=ids, attention_mask=mask, **only)["logits"]
+                column = {place: i for i, place in enumerate(kept)} if reduces else dict(zip(kept, kept, strict=True))
+                row, place, token = (list(values) for values in zip(*places, strict=True))
+                scores = logits[row, [column[one] for one in place]].double().log_softmax(-1)
+                chosen = scores[range(len(token)), token].cpu().numpy()
+                np.add.at(found, [part[j] for j in row], chosen)
+        return found
 
     return log_probability
 

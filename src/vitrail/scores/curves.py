@@ -19,10 +19,6 @@ AreaFunction = Callable[[Tensor, Sequence[float]], Tensor]
 def trapezoid(values: Tensor, x: Sequence[float]) -> Tensor:
     """Trapezoidal area over x, not rescaled: a curve that is 1 from 0 to 0.9 has the area 0.9.
 
-    Args:
-        values: Curves, shape (…, L).
-        x: Position of each level, L numbers.
-
     Example:
         >>> trapezoid(torch.tensor([1.0, 1.0, 0.0]), [0.0, 0.5, 1.0])
         tensor(0.7500)

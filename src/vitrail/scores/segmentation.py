@@ -41,9 +41,6 @@ def sanitise_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
 def scale_to_unit(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Scale each map to [0, 1]; constant and non-finite maps become zero.
 
-    Args:
-        maps: Shape (B, height, width).
-
     Returns:
         Maps, shape (B, height, width), and a mask of the constant and non-finite ones, shape (B,).
 
@@ -325,10 +322,6 @@ def best_accuracy_threshold(counts: RegionCounts) -> int:
 
 def two_fold(counts: RegionCounts, ids: Sequence[str]) -> tuple[RegionCounts, list[int]] | None:
     """Take each fold of the images at the threshold that is best on the other fold; see `fold_of`.
-
-    Args:
-        counts: Counts at several thresholds.
-        ids: Ids of the images.
 
     Returns:
         Counts of all images, each at the threshold of its fold, and the indices of the two thresholds; None if a fold

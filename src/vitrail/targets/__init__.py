@@ -13,17 +13,6 @@ from vitrail.targets.saved_targets import saved_targets
 from vitrail.targets.token_target import token
 
 __all__ = [
-    "Detection",
-    "NamedTarget",
-    "answer",
-    "box",
-    "contrast",
-    "detections",
-    "from_dict",
-    "prompt",
-    "region",
-    "saved_targets",
-    "similar_to",
-    "similarity",
-    "token",
-]
+    "Detection", "NamedTarget", "answer", "box", "contrast", "detections", "from_dict", "prompt", "region",
+    "saved_targets", "similar_to", "similarity", "token",
+]  # fmt: skip

@@ -49,13 +49,6 @@ def bind_targets(
 ) -> tuple[LoadedModel, ModelInputs, BoundTargets]:
     """Bind the targets of a call to its model and inputs.
 
-    Args:
-        target: A named target, one for each image, or rows of them.
-        loaded: The model.
-        model_inputs: Its inputs.
-        geometries: Where each input lies in the image that was passed; None for tensors.
-        tokenizer: The tokenizer of a language model, or None.
-
     Returns:
         The model that is called, its inputs with the texts of the targets, and the targets.
     """

@@ -88,12 +88,7 @@ class TargetTerm:
 
 
 def target_terms(target: NamedTarget, start: int) -> tuple[TargetTerm, ...]:
-    """The target as one term, or, where answers differ before their last token, a term for each of them.
-
-    Args:
-        target: The target, with the ids of its tokens.
-        start: Number of tokens of the prompt.
-    """
+    """The target as one term, or, where answers differ before their last token, a term for each of them."""
     if isinstance(target, AnswerTarget):
         return (TargetTerm(replace(target, start=start), target.forced),)
     if not isinstance(target, Contrast):

@@ -30,11 +30,7 @@ _FULL_LENGTH = ("siglip", "owl")
 
 
 class SharedTexts(nn.Module):
-    """A detector that reads the same texts for every image, given once.
-
-    Args:
-        model: A model that takes the texts of all images in one batch, as OWL-ViT does.
-    """
+    """A detector that reads the same texts for every image, given once."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -21,9 +21,6 @@ class TextEncoder(nn.Module):
     """Scores of texts for images: the cosine of their embeddings and those of the images, on the model's scale.
 
     The embeddings of the images are given, so that only the text encoder runs.
-
-    Args:
-        model: A model of images and texts.
     """
 
     def __init__(self, model: nn.Module) -> None:

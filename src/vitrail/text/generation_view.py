@@ -7,16 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from vitrail.errors import require
 from vitrail.text.rendering import FOLD, FOLD_BELOW, MIN_SHADE, NEGATIVE, POSITIVE, UNFOLDED, on_white
 from vitrail.text.tokens import Span
-from vitrail.viz.templating import render
+from vitrail.viz.colormap import to_image
+from vitrail.viz.templating import png_uri, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
+
+#: Most cells along a side of an image in the interactive page.
+MAX_CELLS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +37,8 @@ class GenerationRows:
         scores: Relevance, shape (words, sources).
         signed: Whether negative relevance is evidence against a word.
         caption: Method and model.
+        image_scores: Relevance of the cells of an image, shape (words, rows, columns); None without an image.
+        pixels: The image, uint8, shape (height, width, 3); None without an image.
     """
 
     text: str
@@ -40,10 +48,23 @@ class GenerationRows:
     scores: Tensor
     signed: bool
     caption: str
+    image_scores: Tensor | None = None
+    pixels: np.ndarray[Any, Any] | None = None
 
     def shades(self) -> Tensor:
         """Scores of each word by the largest of its row, in [−1, 1] or, without signs, in [0, 1]."""
-        values = self.scores.float().nan_to_num(0.0)
+        return self._scaled(self.scores)
+
+    def image_shades(self) -> Tensor | None:
+        """The same of the cells of the image, at most 32 along a side, shape (words, rows, columns)."""
+        if self.image_scores is None:
+            return None
+        cells = self.image_scores.float()
+        fewer = adaptive_avg_pool2d(cells, (min(cells.shape[1], MAX_CELLS), min(cells.shape[2], MAX_CELLS)))
+        return self._scaled(fewer.flatten(1)).view(fewer.shape)
+
+    def _scaled(self, scores: Tensor) -> Tensor:
+        values = scores.float().nan_to_num(0.0)
         values = values if self.signed else values.clamp_min(0)
         return values / values.abs().amax(1, keepdim=True).clamp_min(1e-30)
 
@@ -61,10 +82,24 @@ def generation_html(rows: GenerationRows, title: str) -> str:
         "mean": [round(value, 3) for value in rows.mean_shades().tolist()],
         "scores": [[float(f"{value:.3g}") for value in row] for row in rows.scores.float().tolist()],
         "fold": FOLD, "unfolded": UNFOLDED, "below": FOLD_BELOW, "positive": POSITIVE, "negative": NEGATIVE,
-        "least": MIN_SHADE,
+        "least": MIN_SHADE, "image": _image(rows),
     }  # fmt: skip
     encoded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return render("generation.html", title=title, caption=rows.caption, data=encoded, signed=rows.signed)
+
+
+def _image(rows: GenerationRows) -> dict[str, Any] | None:
+    """The image as a data URL, and the relevance of its cells for each word."""
+    shades = rows.image_shades()
+    if shades is None or rows.pixels is None:
+        return None
+    values = [[round(value, 3) for value in one.flatten().tolist()] for one in shades]
+    return {
+        "source": png_uri(to_image(rows.pixels)),
+        "rows": shades.shape[1],
+        "columns": shades.shape[2],
+        "shades": values,
+    }
 
 
 def generation_terminal(rows: GenerationRows, word: int | None = None) -> RenderableType:

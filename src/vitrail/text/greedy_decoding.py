@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -19,12 +19,6 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
 
     Settings for sampling and penalties in the model's configuration are not used: what is generated is what the scores
     of the model say.
-
-    Args:
-        model: The model.
-        ids: Tokens of the text.
-        count: Most tokens.
-        end: Token that ends a text, besides those that the model names; it is not returned.
     """
     takes = signature(model.forward).parameters
     ends = _end_tokens(model) | ({end} if end is not None else set())
@@ -47,6 +41,28 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
             row = torch.cat([row, following], 1)
             cache = getattr(output, "past_key_values", None) if "past_key_values" in takes else None
             step = row if cache is None else following  # without a cache, the whole text runs again
+    return tuple(found)
+
+
+def greedy_continuation(
+    model: nn.Module, run: Callable[[Sequence[int]], Any], count: int, end: int | None = None
+) -> tuple[int, ...]:
+    """Tokens that a model writes, the likeliest at each step, where every step is a call of the whole model.
+
+    Args:
+        model: The model.
+        run: Function from the tokens so far to the output of the model for them.
+        count: Most tokens.
+        end: Token that ends a text, besides those that the model names; it is not returned.
+    """
+    ends = _end_tokens(model) | ({end} if end is not None else set())
+    found: list[int] = []
+    with frozen(model), torch.no_grad():
+        while len(found) < count:
+            index = int(_scores(model, run(found))[0, -1].argmax())
+            if index in ends:
+                break
+            found.append(index)
     return tuple(found)
 
 

@@ -49,9 +49,6 @@ def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None
         model: The model.
         inputs: A prompt, a chat or several, or a dict of tensors; other inputs pass.
         target: The target of the call; a function, or one of `vitrail.targets`, passes with tensors.
-
-    Raises:
-        InputError: The tokenizer is missing.
     """
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     written = (isinstance(first, str) and not _is_file(first)) or (isinstance(first, Mapping) and "content" in first)
@@ -75,12 +72,7 @@ def _is_file(text: str) -> bool:
 
 
 def context_limit(model: nn.Module, window: int | None = None) -> int | None:
-    """Most tokens of a text that a language model takes, or None if it states no limit.
-
-    Args:
-        model: The model.
-        window: The user's limit, which replaces that of the model.
-    """
+    """Most tokens of a text that a language model takes, or None if it states no limit."""
     if window is not None:
         return window
     config: Any = getattr(unwrap(model), "config", None)
@@ -111,17 +103,10 @@ def check_length(tokens: int, limit: int | None, what: str) -> None:
 def padded_inputs(
     model: nn.Module, rows: Sequence[Sequence[int]], padding_id: int, kept: Sequence[Sequence[int]] | None = None
 ) -> dict[str, Any]:
-    """The arguments of a call for some texts, padded on the right.
+    """The arguments of a call for some texts, padded on the right; with ``kept``, scores of these positions alone.
 
     Padding on the right changes nothing in a causal model: positions count from the first token of a text, and no token
     attends to a later one.
-
-    Args:
-        model: The model.
-        rows: Token ids of each text.
-        padding_id: Id of the padding token.
-        kept: Positions of each text whose scores are needed; None for all. Scores of other positions are not computed
-            where the model has an argument for it.
     """
     takes = _parameters(model)
     longest = max(map(len, rows))

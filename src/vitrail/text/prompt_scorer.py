@@ -33,13 +33,6 @@ class PromptScorer:
 
     A single token is evaluated by its log-probability, since a logit has no fixed zero.
 
-    Args:
-        model: The model.
-        prompt: The prompt.
-        target: What is evaluated, pinned.
-        tokenizer: The tokenizer.
-        removal: "mask" or "replace"; None for "mask" where the model takes an attention mask.
-
     Attributes:
         removal: How tokens are removed.
     """
@@ -62,11 +55,7 @@ class PromptScorer:
             self.removal = "replace"
 
     def __call__(self, kept: Tensor) -> Tensor:
-        """Values with some tokens kept, shape (n,), double precision on the CPU.
-
-        Args:
-            kept: Which tokens of the prompt are kept, shape (n, tokens).
-        """
+        """Values with some tokens kept, shape (n,), double precision on the CPU."""
         values = [self._value(term, kept) for term in self.terms]
         if len(values) == 1:
             return values[0]

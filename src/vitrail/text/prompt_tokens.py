@@ -82,7 +82,7 @@ def _of_text(index: int, prompt: Any, tokenizer: Any) -> EncodedPrompt:
         text, return_offsets_mapping=True, return_special_tokens_mask=True, add_special_tokens=not chat, verbose=False
     )
     ids = tuple(int(i) for i in full["input_ids"])
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     content = [not s and i not in special for s, i in zip(full["special_tokens_mask"], ids, strict=True)]
     if not any(content):
         raise InputError(f"prompt {index} is empty: pass a text with at least one word")
@@ -111,7 +111,7 @@ def _of_tensors(inputs: Mapping[str, Any], tokenizer: Any) -> list[EncodedPrompt
     ids = ids[None] if ids.dim() == 1 else ids
     mask = inputs.get("attention_mask")
     mask = None if mask is None else torch.as_tensor(mask).view(ids.shape)
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     found = []
     for i, row in enumerate(token_rows(ids, mask)):
         content = [index not in special for index in row.ids]
@@ -139,7 +139,7 @@ def with_continuation(prompt: EncodedPrompt, ids: Sequence[int], tokenizer: Any)
             end = at + len(next((later for later in pieces[i:] if later), ""))
         spans.append((at, end))
         at += len(piece)
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     old = prompt.encoded
     every = (*prompt.ids, *(int(i) for i in ids))
     return _prompt(
@@ -149,13 +149,7 @@ def with_continuation(prompt: EncodedPrompt, ids: Sequence[int], tokenizer: Any)
 
 
 def continuation_pieces(before: Sequence[int], ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """Characters that each generated token adds to a text; "" for a token that only begins a character.
-
-    Args:
-        before: Tokens before them, which decide on the space between two words.
-        ids: The generated tokens.
-        tokenizer: The tokenizer.
-    """
+    """Characters that each generated token adds to a text; "" for a token that only begins a character."""
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
@@ -191,7 +185,7 @@ def _piece(tokenizer: Any, before: Sequence[int], index: int) -> str:
     return added if both.startswith(first) and added and "�" not in added else alone
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def special_ids(tokenizer: Any) -> set[int]:
     """Ids of special tokens, those that were added as such included; the one for unknown words stands for a word."""
     found = set(getattr(tokenizer, "all_special_ids", ()) or ())
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}

@@ -173,7 +173,7 @@ def compare(
     loaded = describe(model)
     if tokenizer is not None:
         given = {"tokenizer": tokenizer, "units": units, "target": target, "batch_size": batch_size}
-        return compare_prompts(loaded, images, methods, given, seed, advance)
+        return _compare_values(loaded, images, methods, given, None, seed, advance)
     if target is not None and not has_named_target(target):
         raise InputError(
             "compare explains the predicted class, or a target of vitrail.targets: wrap a class as contrast"
@@ -184,13 +184,14 @@ def compare(
         raise InputError("compare needs images, or prompts of a language model with tokenizer=…")
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
+    if target is not None:
+        given = {"target": target, "batch_size": batch_size}
+        return _compare_values(loaded, images, methods, given, masks, seed, advance)
     with fast.unchanged(loaded.module):
-        if target is not None:
-            return compare_named(loaded, images, methods, target, masks, batch_size, seed, advance)
-        return _compare(loaded, model_inputs, pixels, methods, masks, batch_size, seed, advance)
+        return _compare_classes(loaded, model_inputs, pixels, methods, masks, batch_size, seed, advance)
 
 
-def _compare(
+def _compare_classes(
     loaded: LoadedModel,
     model_inputs: ModelInputs,
     pixels: Tensor,
@@ -200,8 +201,7 @@ def _compare(
     seed: int,
     advance: Callable[[int], None],
 ) -> MethodComparison:
-    """Explain the images, remove patches in the order of each map, and rank the methods."""
-    from vitrail.scores.comparison import MethodValues, rank_methods
+    """Explain the predicted classes, remove patches in the order of each map, and rank the methods."""
     from vitrail.scores.evaluator import Evaluator
     from vitrail.scores.presets import Curve, LevelGrid, Preset
 
@@ -214,101 +214,73 @@ def _compare(
     levels = LevelGrid(PERCENTS)
     curves = (Curve("positive", "morf", removal, levels), Curve("negative", "lerf", removal, levels))
     preset = Preset("compare", "vitrail.compare", curves, "explained", "unit", extras=("srg",))
-    evaluate = Evaluator(loaded, preset, advance=advance, seed=seed)
-    records = evaluate(pixels, {name: e.maps[:, 0] for name, e in explanations.items()})
-    values = {
-        name: MethodValues(
-            tuple(f"{i:03d}" for i in range(len(pixels))), _column(records.scores(preset, name), removal)
-        )
-        for name in explanations
-    }
-    ranking = rank_methods(values, "up", CONTROLS, seed=seed)
-    rows = tuple(
-        ComparedRow(
-            name,
-            one,
-            _class_similarity(explanations[name]),
-            _localisation(explanations[name], masks),
-            _cost(name, structure),
-        )
-        for name, one in ranking.items()
+    records = Evaluator(loaded, preset, advance=advance, seed=seed)(
+        pixels, {name: e.maps[:, 0] for name, e in explanations.items()}
     )
-    recommended, reason = _recommend(rows)
-    if recommended is not None:
-        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": len(pixels)})
-    return MethodComparison(loaded.name, len(pixels), removal, rows, recommended, reason, refused)
+    columns = {n: records.scores(preset, n)[f"srg({removal})"].cpu().numpy()[:, None] for n in explanations}
+    similarities = {name: _class_similarity(e) for name, e in explanations.items()}
+    localisations = {name: _localisation(e, masks) for name, e in explanations.items()}
+    ranked = _rank(columns, CONTROLS, structure, seed, similarities, localisations)
+    return _recommended(loaded, ranked, len(pixels), removal, refused)
 
 
-def compare_named(
+def _compare_values(
     loaded: LoadedModel,
-    images: Inputs,
-    methods: Sequence[str] | None,
-    target: Target,
-    masks: NDArray[Any] | Tensor | None,
-    batch_size: int,
-    seed: int,
-    advance: Callable[[int], None],
-) -> MethodComparison:
-    """The same for targets of `vitrail.targets`, whose values are followed while patches are removed."""
-    from vitrail.scores.comparison import MethodValues, rank_methods
-    from vitrail.tools.target_curves import faithfulness
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MapWarning)
-        source = explain(loaded, images, "random", target=target, batch_size=batch_size).source
-        assert isinstance(source, MapSource)
-        chosen, refused = _applicable(source.structure, source.loaded.module, methods)
-        explanations = explain(loaded, images, methods=[*chosen, *CONTROLS], target=target, batch_size=batch_size)
-    columns, removal = faithfulness(source, explanations, [p / 100 for p in PERCENTS[1:]], advance)
-    count = source.model_inputs.batch
-    values = {name: MethodValues(tuple(f"{i:03d}" for i in range(count)), column) for name, column in columns.items()}
-    rows = tuple(
-        ComparedRow(name, one, None, _localisation(explanations[name], masks), _cost(name, source.structure))
-        for name, one in rank_methods(values, "up", CONTROLS, seed=seed).items()
-    )
-    recommended, reason = _recommend(rows)
-    if recommended is not None:
-        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
-    return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
-
-
-def compare_prompts(
-    loaded: LoadedModel,
-    prompts: Inputs,
+    inputs: Inputs,
     methods: Sequence[str] | None,
     given: Mapping[str, Any],
+    masks: NDArray[Any] | Tensor | None,
     seed: int,
     advance: Callable[[int], None],
 ) -> MethodComparison:
-    """The same for prompts of a language model, whose words are removed, and for questions about images.
+    """The same for targets of `vitrail.targets` on images, for prompts, and for questions about images.
 
-    Args:
-        loaded: The model.
-        prompts: The prompts.
-        methods: Methods to compare, or None.
-        given: Further arguments of `vitrail.explain`.
-        seed: Of the intervals and tests.
-        advance: Called with the number of copies of prompts evaluated.
+    The value of the target is followed while patches, words or both are removed. ``given`` are further arguments of
+    `vitrail.explain`.
     """
-    from vitrail.scores.comparison import MethodValues, rank_methods
-    from vitrail.tools.prompt_curves import prompt_faithfulness
+    from vitrail.tools.removal_curves import faithfulness
 
+    controls = TEXT_CONTROLS if "tokenizer" in given else CONTROLS
     with warnings.catch_warnings(), fast.unchanged(loaded.module):
         warnings.simplefilter("ignore", MapWarning)
-        source = explain(loaded, prompts, "random", **given).source
-        if not isinstance(source, PromptSource | QuestionSource):
+        explained = explain(loaded, inputs, "random", **given)
+        source, count = explained.source, len(explained.maps)
+        if not isinstance(source, PromptSource | QuestionSource if "tokenizer" in given else MapSource):
             raise InputError("compare takes prompts of language models, or images: texts of encoders are not supported")
-        count = len(source.prompts if isinstance(source, PromptSource) else source.questions)
         if count > MOST_IMAGES:
             raise InputError(f"{count} prompts are too many for a comparison: pass at most {MOST_IMAGES}")
         chosen, refused = _applicable(source.structure, source.loaded.module, methods)
-        explanations = explain(loaded, prompts, methods=[*chosen, *TEXT_CONTROLS], **given)
-        columns, removal = prompt_faithfulness(source, explanations, [p / 100 for p in PERCENTS[1:]], advance)
-    values = {name: MethodValues(tuple(f"{i:03d}" for i in range(count)), column) for name, column in columns.items()}
-    rows = tuple(
-        ComparedRow(name, one, None, None, _cost(name, source.structure))
-        for name, one in rank_methods(values, "up", TEXT_CONTROLS, seed=seed).items()
+        explanations = explain(loaded, inputs, methods=[*chosen, *controls], **given)
+        columns, removal = faithfulness(source, explanations, [p / 100 for p in PERCENTS[1:]], advance)
+    localisations = {name: _localisation(e, masks) for name, e in explanations.items()}
+    ranked = _rank(columns, controls, source.structure, seed, {}, localisations)
+    return _recommended(loaded, ranked, count, removal, refused)
+
+
+def _rank(
+    columns: Mapping[str, NDArray[np.float64]],
+    controls: Sequence[str],
+    structure: ModelStructure,
+    seed: int,
+    similarities: Mapping[str, float | None],
+    localisations: Mapping[str, float | None],
+) -> tuple[ComparedRow, ...]:
+    """Methods and controls ranked by faithfulness, of which each column has one value for each input."""
+    from vitrail.scores.comparison import MethodValues, rank_methods
+
+    values = {
+        name: MethodValues(tuple(f"{i:03d}" for i in range(len(column))), column) for name, column in columns.items()
+    }
+    return tuple(
+        ComparedRow(name, one, similarities.get(name), localisations.get(name), _cost(name, structure))
+        for name, one in rank_methods(values, "up", controls, seed=seed).items()
     )
+
+
+def _recommended(
+    loaded: LoadedModel, rows: tuple[ComparedRow, ...], count: int, removal: str, refused: Mapping[str, str]
+) -> MethodComparison:
+    """The comparison with its recommendation, which is remembered for the model."""
     recommended, reason = _recommend(rows)
     if recommended is not None:
         remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
@@ -348,10 +320,6 @@ def _cost(name: str, structure: ModelStructure) -> float:
 def _removal(module: nn.Module, images: Tensor) -> str:
     dropper = TokenDropper.or_none(module, ModelInputs((images[:1],)).onto(module).args[0])
     return FILL if dropper is None else "tokens"
-
-
-def _column(scores: Mapping[str, Tensor], removal: str) -> NDArray[np.float64]:
-    return scores[f"srg({removal})"].cpu().numpy()[:, None]
 
 
 def _class_similarity(explanation: Any) -> float | None:

@@ -15,22 +15,28 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.shapes import SCENE_CLASSES
-from vitrail.errors import NotApplicableError, OutputError
-from vitrail.methods import METHODS, find
-from vitrail.models import LoadedModel, load
+from vitrail.errors import NotApplicableError, writing
+from vitrail.methods import METHODS
+from vitrail.methods.cost import size_of
+from vitrail.models import load
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import DEFAULT, explain
 from vitrail.pipeline.explanation import Explanations
+from vitrail.pipeline.progress import Progress
 from vitrail.viz.figure import MAX_COLUMNS, figure, gallery
 from vitrail.viz.html import ImageSection, explanation_page
 
 #: Scenes of the test split: (whether it shows a pair of objects, index).
 DEMO_SCENES = ((False, 3), (False, 8), (True, 5), (True, 11))
 
+#: Methods that cost more forward passes of one image than this run only if all are asked for.
+MAX_FORWARDS = 40
+
 INTRODUCTION = (
     "Four scenes of the test split, two with one object and two with two. The class of each object is explained. The "
     "percentage under a map is the share of its positive relevance inside the mask of the object. Six maps are too few "
-    "to rank methods: run `vitrail bench scenes` for that. Perturbation methods use fewer samples here than by default."
+    "to rank methods: run `vitrail bench scenes` for that. Methods that evaluate many images evaluate fewer here than "
+    "by default."
 )
 
 
@@ -60,43 +66,57 @@ class DemoScene:
         return float((relevance * mask).sum() / relevance.sum().clamp_min(1e-12))
 
 
-def explain_demo_scenes(
-    methods: Sequence[str] | None = None, model: str = "scenes", advance: Callable[[], Any] = lambda: None
-) -> list[DemoScene]:
-    """Explain four scenes of the test split, for the class of each object.
+def demo_methods(model: str, every: bool = False) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Choose the methods of the demo: those that apply to an embedded model and are cheap.
 
-    Args:
-        methods: Names of methods; by default all that apply to the model.
-        model: Name of an embedded model of scenes.
-        advance: Called after each scene, for progress.
+    Returns:
+        By name, the preview options of each chosen method, the default method first, and the names of those left out.
     """
     loaded = load(model)
-    chosen = {name: {} for name in methods} if methods is not None else _applicable_methods(loaded)
-    scenes = []
-    for pairs, index in DEMO_SCENES:
-        scene = Scenes(split="test", objects=1, pairs=pairs)[index]
-        targets = tuple(dict.fromkeys(scene.classes))
-        explanations = explain(loaded, scene.to_tensor()[None], methods=chosen, target=[list(targets)])
-        scenes.append(DemoScene(scene, targets, explanations))
-        advance()
-    return scenes
-
-
-def _applicable_methods(loaded: LoadedModel) -> dict[str, Mapping[str, Any]]:
-    """Every method that applies to the model, the default one first, with its preview options."""
     assert isinstance(loaded.preprocess, Preprocess)
     stripes = torch.zeros(1, 3, *loaded.preprocess.size)
     stripes[..., ::2] = 1
     structure = read_structure(loaded.module, ModelInputs((stripes,)))
     chosen: dict[str, Mapping[str, Any]] = {}
+    expensive = []
     for name, method in sorted(METHODS.items(), key=lambda item: item[0] != DEFAULT):
-        _, entry, options = find(name)
+        options = {**method.options, **method.preview}
         try:
-            entry.check(structure, options, model=loaded.module)
+            method.check(structure, options, model=loaded.module)
         except NotApplicableError:
             continue
-        chosen[name] = method.preview
-    return chosen
+        if every or method.cost(options, size_of(structure), 1).forwards <= MAX_FORWARDS:
+            chosen[name] = method.preview
+        else:
+            expensive.append(name)
+    return chosen, expensive
+
+
+def explain_demo_scenes(
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    model: str = "scenes",
+    advance: Callable[[], Any] = lambda: None,
+    progress: Progress = None,
+) -> list[DemoScene]:
+    """Explain four scenes of the test split, for the class of each object.
+
+    Args:
+        methods: Names of methods, or options by name.
+        model: Name of an embedded model of scenes.
+        advance: Called after each scene.
+        progress: Progress within a scene, as in `vitrail.explain`.
+    """
+    loaded = load(model)
+    scenes = []
+    for pairs, index in DEMO_SCENES:
+        scene = Scenes(split="test", objects=1, pairs=pairs)[index]
+        targets = tuple(dict.fromkeys(scene.classes))
+        explanations = explain(
+            loaded, scene.to_tensor()[None], methods=methods, target=[list(targets)], progress=progress
+        )
+        scenes.append(DemoScene(scene, targets, explanations))
+        advance()
+    return scenes
 
 
 def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, Path]:
@@ -104,9 +124,6 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, 
 
     Returns:
         The path of the figure, or None without matplotlib, and the path of the page.
-
-    Raises:
-        OutputError: The folder cannot be written to.
     """
     methods = list(scenes[0].explanations)
     sections = []
@@ -121,11 +138,9 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, 
         table.append((scenes[0].explanations[name].title, f"{np.mean(shares):.0%}", f"{np.mean(seconds):.2f}"))
     image, page = folder / "figure.png" if find_spec("matplotlib") else None, folder / "index.html"
     draw = gallery if len(methods) > MAX_COLUMNS else figure
-    try:
+    with writing(folder, "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         if image is not None:
             draw([one.explanations for one in scenes]).savefig(image)
         page.write_text(explanation_page("Vitrail demo: four scenes", INTRODUCTION, sections, table), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error
     return image, page

@@ -11,16 +11,6 @@ from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
 from vitrail.trust.null import moved_maps, shifted_orders
 
 __all__ = [
-    "BUDGETS",
-    "VERDICTS",
-    "Budget",
-    "MapCheck",
-    "MapChecks",
-    "PatchRemoval",
-    "WordRemoval",
-    "check_maps",
-    "log_odds",
-    "moved_maps",
-    "patch_values",
-    "shifted_orders",
-]
+    "BUDGETS", "VERDICTS", "Budget", "MapCheck", "MapChecks", "PatchRemoval", "WordRemoval", "check_maps", "log_odds",
+    "moved_maps", "patch_values", "shifted_orders",
+]  # fmt: skip

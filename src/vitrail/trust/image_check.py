@@ -25,14 +25,7 @@ from vitrail.trust.null import moved_maps
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:
-    """A map as relevance of patches, shape (rows, columns): the method's grid if it has this size, else pixel means.
-
-    Args:
-        explanation: A `vitrail.Explanation`.
-        image: Which image.
-        k: Which target.
-        grid: Rows and columns of patches.
-    """
+    """A map as relevance of patches, shape (rows, columns): the method's grid if it has this size, else pixel means."""
     values: Tensor = explanation.grid[image, k]
     if tuple(values.shape) != grid:
         values = F.adaptive_avg_pool2d(explanation.maps[image, k][None, None].float(), grid)[0, 0]

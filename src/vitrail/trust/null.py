@@ -62,11 +62,6 @@ def moved_signals(values: Tensor, count: int, seed: int = 0) -> Tensor:
 
     Shifts by at most one cell along every axis are not drawn. Where no axis has ``MIN_SIDE`` cells, cells are shuffled.
 
-    Args:
-        values: Relevance of patches, shape (cells along each axis …).
-        count: Number of copies.
-        seed: Of the draws; they do not depend on the values or on the device.
-
     Returns:
         Shape (count, cells along each axis …).
 

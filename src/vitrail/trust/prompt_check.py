@@ -22,17 +22,7 @@ from vitrail.trust.text_check import MIN_WORDS, WordCheckRun
 
 
 class UnitRemoval(InputRemoval):
-    """Evaluates a target of a language model with some units of the prompt removed.
-
-    Args:
-        source: The model and its prompts.
-        explanation: An explanation of them.
-        image: Which prompt.
-        k: Which target.
-        by: "mask" or "replace"; None for the first that applies.
-        batch_size: Most copies of the prompt in a forward pass.
-        advance: Called with the number of copies after each pass.
-    """
+    """Evaluates a target of a language model with some units of the prompt removed by "mask" or "replace"."""
 
     device = torch.device("cpu")
 

@@ -35,15 +35,6 @@ class QuestionRemoval(InputRemoval):
     """Runs a vision-language model on one example with some cells of the image and some words removed.
 
     An image token that stands for several cells, as one of an overview, is removed with more than half of them.
-
-    Args:
-        source: The model and its questions.
-        explanation: An explanation of them.
-        image: Which example.
-        k: Which target.
-        by: "mean", or None for it.
-        batch_size: Most copies of the example in a forward pass.
-        advance: Called with the number of copies after each pass.
     """
 
     by = MEAN

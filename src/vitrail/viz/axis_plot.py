@@ -49,11 +49,6 @@ def tick_label(value: float, unit: str = "") -> str:
 class AxisPlot:
     """A white chart: an area of some pixels with room for axes.
 
-    Args:
-        width: Width of the area, in pixels.
-        height: Height of the area.
-        left: Room on the left, where labels are long.
-
     Attributes:
         image: The PIL image.
         draw: Draws on it.

@@ -30,9 +30,6 @@ class CheckLike(Protocol):
 def check_figure(checks: Mapping[str, Any]) -> Figure:
     """Draw one row for each method: most relevant patches removed on the left, kept on the right.
 
-    Args:
-        checks: `vitrail.trust.MapCheck` by method.
-
     Returns:
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """

@@ -79,12 +79,7 @@ def contact_sheet(frames: Sequence[Array], captions: Sequence[str] | None = None
 
 
 def save_animation(frames: Sequence[Array], path: str | Path, rate: float | None = None) -> Path:
-    """Write frames as an animated .gif, or as an .mp4 if PyAV is installed.
-
-    Args:
-        frames: uint8 images, each of shape (height, width, 3).
-        path: The file; its suffix decides on the format.
-        rate: Frames a second.
+    """Write uint8 frames, each of shape (height, width, 3), as an animated .gif, or as an .mp4 if PyAV is installed.
 
     Returns:
         The path.

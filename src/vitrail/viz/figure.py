@@ -1,4 +1,4 @@
-"""Matplotlib figures of relevance maps: `figure` compares a few methods, `gallery` many."""
+"""Matplotlib figures of maps: `figure` compares a few methods, `gallery` many, `signal_figure` draws signals."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ Group = Mapping[str, ExplanationLike]
 # Sizes in inches.
 _BAR_WIDTH, _LABEL_HEIGHT = 0.65, 0.26
 _LABEL_WIDTH, _HEADER_HEIGHT = 1.15, 0.2
+_SIGNAL_WIDTH, _TITLE_HEIGHT = 6.4, 0.24
 
 
 def figure(
@@ -118,6 +119,28 @@ def gallery(
             x = box.x0 + (0.06 - _LABEL_WIDTH) / drawing.get_figwidth()
             drawing.text(x, (box.y0 + box.y1) / 2, text, fontsize=7, va="center")
     return drawing
+
+
+def signal_figure(explanations: Mapping[str, ExplanationLike], *, opacity: float = 0.75) -> Figure:
+    """Draw the overlays of videos, sound, series or features below each other, for each target and method.
+
+    Returns:
+        A matplotlib figure that is not attached to a window; save it with ``savefig``.
+    """
+    first = next(iter(explanations.values()))
+    places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
+    rows = [(b, k, e) for b, k in places for e in explanations.values()]
+    if len(rows) > MAX_ROWS:
+        raise InputError(f"{len(rows)} maps do not fit into one figure: draw at most {MAX_ROWS} at a time")
+    drawn = [np.asarray(e.overlay(b, k, opacity=opacity)) for b, k, e in rows]
+    heights = [_SIGNAL_WIDTH * pixels.shape[0] / pixels.shape[1] + _TITLE_HEIGHT for pixels in drawn]
+    figure = new_figure(_SIGNAL_WIDTH, sum(heights))
+    top = sum(heights)
+    for (b, k, e), pixels, height in zip(rows, drawn, heights, strict=True):
+        axes = figure.add_axes((0, (top - height) / sum(heights), 1, (height - _TITLE_HEIGHT) / sum(heights)))
+        show(axes, pixels, f"{e.method}: {e.label(b, k)}")
+        top -= height
+    return figure
 
 
 def _targets(explanations: Group | Sequence[Group]) -> tuple[list[Group], list[tuple[Group, int, int]]]:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING
 
 from vitrail.errors import InputError
 from vitrail.viz.colormap import to_image
-from vitrail.viz.templating import render
+from vitrail.viz.templating import png_uri, render
 from vitrail.viz.types import ExplanationLike
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
@@ -60,17 +54,10 @@ def _images(section: ImageSection, k: int) -> list[dict[str, str]]:
     first = _first(section)
     if first.rgb_images is None:
         raise InputError("these are explanations of texts: render them with vitrail.text.rendering.html")
-    images = [{"data": _png(to_image(first.rgb_images[0])), "title": "Input", "remark": first.model, "alt": "input"}]
+    images = [{"data": png_uri(to_image(first.rgb_images[0])), "title": "Input", "remark": first.model, "alt": "input"}]
     for name, explanation in section.explanations.items():
         remark = "no relevance" if bool(explanation.constant[0, k]) else section.remarks.get((name, k), "")
         alt = f"{explanation.title} map for {explanation.label(0, k)}"
-        data = _png(explanation.overlay(0, k))
+        data = png_uri(explanation.overlay(0, k))
         images.append({"data": data, "title": explanation.title, "remark": remark, "alt": alt})
     return images
-
-
-def _png(image: Image) -> str:
-    """A PNG file in base64."""
-    buffer = BytesIO()
-    image.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()

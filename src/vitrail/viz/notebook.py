@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from vitrail.viz.colormap import to_image
-from vitrail.viz.templating import render
+from vitrail.viz.templating import png_uri, render
 from vitrail.viz.types import ExplanationLike
 
 if TYPE_CHECKING:
@@ -19,11 +17,7 @@ MAX_ROWS = 6
 
 
 def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
-    """Render explanations of the same images as HTML with embedded images: one row per target.
-
-    Args:
-        explanations: By method.
-    """
+    """Render explanations of the same images as HTML with embedded images: one row per target."""
     first = next(iter(explanations.values()))
     if first.rgb_images is None and (first.signal is None or first.maps.dim() != first.signal.dim()):
         shape = "×".join(map(str, first.maps.shape))
@@ -32,7 +26,7 @@ def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
     rows = [
         {
             "label": first.label(b, k),
-            "image": _data_uri(_bare(first, b, k)),
+            "image": png_uri(_bare(first, b, k)),
             "maps": [_cell(explanation, b, k) for explanation in explanations.values()],
         }
         for b, k in places[:MAX_ROWS]
@@ -51,10 +45,4 @@ def _bare(explanation: ExplanationLike, image: int, k: int) -> Image:
 def _cell(explanation: ExplanationLike, image: int, k: int) -> dict[str, Any]:
     check = explanation.checks.get((image, k))
     verdict = "no relevance" if bool(explanation.constant[image, k]) else "" if check is None else check.verdict
-    return {"uri": _data_uri(explanation.overlay(image, k)), "verdict": verdict}
-
-
-def _data_uri(image: Image) -> str:
-    stream = BytesIO()
-    image.save(stream, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    return {"uri": png_uri(explanation.overlay(image, k)), "verdict": verdict}

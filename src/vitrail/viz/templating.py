@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def render(template: str, **context: Any) -> str:
@@ -19,6 +24,13 @@ def render(template: str, **context: Any) -> str:
         context: Variables of the template. A missing one raises ``jinja2.UndefinedError``.
     """
     return _environment().get_template(template).render(**context)
+
+
+def png_uri(image: Image) -> str:
+    """An image as the data address of a PNG file."""
+    stream = BytesIO()
+    image.save(stream, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def code_spans(text: str) -> Markup:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ import torch.nn.functional as F
 from markupsafe import Markup
 from torch import Tensor, nan_to_num
 
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError, writing
 from vitrail.viz.colormap import colour_tables, to_image
 from vitrail.viz.map_encoding import encode_map
-from vitrail.viz.templating import render
+from vitrail.viz.templating import png_uri, render
 from vitrail.viz.types import ExplanationLike
 
 #: Modules of the web page that the viewer uses, in the order in which they are inlined.
@@ -84,11 +82,9 @@ class ExplanationViewer:
             OutputError: The file cannot be written.
         """
         path = Path(path)
-        try:
+        with writing(path, "choose another file"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self.html, encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {path} ({error}): choose another file") from error
         return path
 
     def _repr_html_(self) -> str:
@@ -102,12 +98,9 @@ class ExplanationViewer:
         first = next(iter(self.explanations.values()))
         assert first.rgb_images is not None
         pixels = first.rgb_images[b]
-        stream = BytesIO()
-        to_image(pixels).save(stream, format="PNG")
-        source = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
         return {
             "name": _name(first, b, "image"),
-            "image": {"src": source, "height": pixels.shape[0], "width": pixels.shape[1]},
+            "image": {"src": png_uri(to_image(pixels)), "height": pixels.shape[0], "width": pixels.shape[1]},
             "targets": [first.label(b, k) for k in range(first.maps.shape[1])],
             "maps": [list(_encoded_maps(e, b)) for e in self.explanations.values()],
         }

@@ -21,14 +21,11 @@ PAGE = (
 
 
 class AccessToken:
-    """A token that every request must carry.
+    """A token, of at least 16 characters, that every request must carry.
 
     A client sends ``Authorization: Bearer TOKEN``. A browser opens the link ``/?token=TOKEN`` once: the response sets a
     cookie, from which the token cannot be computed, and redirects to the same address without the token. All
     comparisons take the same time for every wrong value.
-
-    Args:
-        token: At least 16 characters.
 
     Example:
         >>> from starlette.datastructures import Headers

@@ -9,14 +9,7 @@ from fastapi import HTTPException
 
 
 class ApiError(HTTPException):
-    """An error response.
-
-    Args:
-        status: The HTTP status, 400 or above.
-        what: What is wrong, in one sentence.
-        fix: How to fix it.
-        headers: Further headers of the response.
-    """
+    """An error response."""
 
     def __init__(self, status: int, what: str, fix: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, error_body(what, fix)["error"], dict(headers) if headers else None)

@@ -29,10 +29,6 @@ class BoundedStore(Generic[T]):
     The owner with the most bytes loses its least recently used value first, so that one client cannot displace the
     values of the others.
 
-    Args:
-        count: Maximum number of values.
-        size: Maximum total size in bytes.
-
     Example:
         >>> store = BoundedStore(count=2, size=100)
         >>> for name in "abc":
@@ -94,12 +90,7 @@ class BoundedStore(Generic[T]):
 
 
 class MapCache:
-    """Computed explanations, one entry for each class: a further class or a request for curves reuses them.
-
-    Args:
-        count: Maximum number of entries.
-        size: Maximum total size in bytes.
-    """
+    """Computed explanations, one entry for each class: a further class or a request for curves reuses them."""
 
     def __init__(self, count: int, size: int) -> None:
         self.store: BoundedStore[Explanation] = BoundedStore(count, size)
@@ -121,11 +112,7 @@ class MapCache:
 
 
 class CheckCache:
-    """Results of checks, one for each map: the same map is not checked twice.
-
-    Args:
-        count: Maximum number of results.
-    """
+    """Results of checks, one for each map: the same map is not checked twice."""
 
     def __init__(self, count: int) -> None:
         self.store: BoundedStore[MapCheck] = BoundedStore(count, count * _CHECK_BYTES)

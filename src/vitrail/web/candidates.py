@@ -15,8 +15,8 @@ from vitrail.targets import prompt
 from vitrail.targets.binding import bind_targets
 from vitrail.targets.detections import read_detections
 from vitrail.targets.output_reader import CallContext, OutputReader
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget
+from vitrail.web.served_model import ServedModel
 from vitrail.web.target_scores import target_probability
 
 #: Smallest probability of a detection that is listed, and the most that are.
@@ -28,16 +28,8 @@ MIN_PATCHES = 3
 def candidates(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget]) -> dict[str, Any]:
     """List targets of an image, and the probabilities of those that are asked for.
 
-    Args:
-        served: A model of prompts, boxes or regions.
-        raw_input: Pixels at the model's input size, shape (height, width, 3).
-        asked: Further targets. Prompts are compared with each other.
-
     Returns:
         ``top``, most probable first, and ``asked``, in the given order.
-
-    Raises:
-        TargetError: A target does not exist for this image.
     """
     if served.target_kind == "prompt":
         found = _prompts(served, raw_input, asked)

@@ -135,11 +135,7 @@ FILES = {
 
 
 def find_file(job: Job, name: str) -> JobFile:
-    """Return the file of a job by its name.
-
-    Raises:
-        ApiError: 404 for an unknown name, 409 while no result is ready.
-    """
+    """Return the file of a job by its name."""
     file = FILES.get(name)
     if file is None or job.kind not in file.kinds:
         available = ", ".join(n for n, f in FILES.items() if job.kind in f.kinds)

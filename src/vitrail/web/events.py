@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from vitrail.web.jobs import Job
-from vitrail.web.state import ServerState
+from vitrail.web.server_state import ServerState
 
 #: Seconds between comments that keep an idle stream open.
 HEARTBEAT = 10.0

@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts, with_continuation
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import signal_tensor
 from vitrail.web.page_targets import PageTarget, RequestedTarget
+from vitrail.web.served_model import ServedModel
 
 
 def token_context(targets: Sequence[RequestedTarget] | None) -> PageTarget:
@@ -24,13 +24,7 @@ def token_context(targets: Sequence[RequestedTarget] | None) -> PageTarget:
 def explained_call(
     served: ServedModel, raw_inputs: Sequence[Any], targets: Sequence[RequestedTarget] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The inputs and further arguments of `vitrail.explain`.
-
-    Args:
-        served: The model.
-        raw_inputs: Pixels at the model's input size, each of shape (height, width, 3); bytes of signals; or texts.
-        targets: What is explained; tokens have a question and tokens before them.
-    """
+    """The inputs and further arguments of `vitrail.explain`."""
     if served.media != "image":
         return torch.cat([signal_tensor(one, served.loaded) for one in raw_inputs]), {}
     context = token_context(targets)

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from vitrail.web.state import ServerState
+from vitrail.web.server_state import ServerState
 
 health_router = APIRouter(prefix="/api")
 _START = monotonic()

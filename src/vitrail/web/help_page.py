@@ -46,17 +46,13 @@ TESTS = {
 
 
 def help_page(version: str) -> str:
-    """Render the help page.
-
-    Args:
-        version: The version of Vitrail.
-    """
+    """Render the help page."""
     terms = "".join(f"<dt><strong>{escape(name)}</strong></dt><dd>{escape(text)}</dd>" for name, text in TERMS.items())
     verdicts = "".join(f"<li><strong>{escape(name)}</strong>: {escape(text)}</li>" for name, text in VERDICTS.items())
     tests = "".join(f"<li><strong>{escape(name)}</strong>: {escape(text)}</li>" for name, text in TESTS.items())
     families = dict.fromkeys(method.family for method in METHODS.values())
     methods = "".join(f"<h3>{escape(family.capitalize())}</h3><ul>{_links(family)}</ul>" for family in families)
-    return _document(
+    return document(
         "Terms, the check and methods",
         "<nav><a href='#terms'>Terms</a> · <a href='#trust'>Can I trust this map?</a> · <a href='#methods'>Methods</a> "
         "· <a href='/api/docs'>HTTP API</a></nav>"
@@ -72,9 +68,6 @@ def help_page(version: str) -> str:
 
 def method_page(name: str) -> str | None:
     """Render the page of a method: what it computes, its options, where it applies, its paper and its card.
-
-    Args:
-        name: The name of the method.
 
     Returns:
         The page, or None if there is no such method.
@@ -92,7 +85,7 @@ def method_page(name: str) -> str | None:
         if (reason := method.reason_against(kind))
     )
     kind = "class-specific" if method.class_specific else "class-agnostic: the same map for every class"
-    return _document(
+    return document(
         method.title,
         f"<p><code>{escape(name)}</code> · {escape(method.family)} · {kind}</p>{_paper(method)}"
         f"<h2>What it computes</h2>{_description(method)}"
@@ -105,15 +98,23 @@ def method_page(name: str) -> str | None:
 
 def not_found_page(path: str) -> str:
     """Render the page for an address that does not exist."""
-    return _document("Page not found", f"<p>There is no page <code>{escape(path[:120])}</code> on this server.</p>")
+    return document("Page not found", f"<p>There is no page <code>{escape(path[:120])}</code> on this server.</p>")
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str, wide: bool = False) -> str:
+    """A page without scripts.
+
+    Args:
+        title: Its heading.
+        body: HTML below the heading.
+        wide: Whether it is as wide as the window.
+    """
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}: Vitrail</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<link rel='icon' href='/static/mark.svg' type='image/svg+xml'>"
-        "<link rel='stylesheet' href='/static/help.css'></head><body><main>"
+        "<link rel='stylesheet' href='/static/help.css'></head><body>"
+        f"<main{' class=wide' if wide else ''}>"
         f"<p><a href='/'>Back to the page</a></p><h1>{escape(title)}</h1>{body}</main></body></html>"
     )
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from vitrail.pipeline.explanation import Explanation
 from vitrail.web.encoding import replace_non_finite
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget, RequestedTarget, target_json, target_name
+from vitrail.web.served_model import ServedModel
 
 FINISHED = ("done", "failed", "cancelled")
 
@@ -175,11 +175,7 @@ class Job:
         return next(item for item in self.items if item.key == key)
 
     def to_json(self, ahead: int = 0) -> dict[str, Any]:
-        """Convert the job to JSON.
-
-        Args:
-            ahead: Number of jobs that run before this one.
-        """
+        """Convert the job to JSON; ``ahead`` is the number of jobs that run before it."""
         targets = self.targets or []
         return {
             "id": self.id, "kind": self.kind, "model": self.served.id, "picture": self.image_id,

@@ -45,14 +45,7 @@ def target_of(job: Job) -> Target:
 
 
 def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int], None]) -> MapCheck:
-    """Check the map of one method for target ``k`` of a job; see `vitrail.Explanation.check`.
-
-    Args:
-        job: The job; its model and input are used.
-        explanation: The explanation of the job's targets by one method.
-        k: Which target.
-        advance: Called with the number of images after each batch of images with removed patches.
-    """
+    """Check the map of one method for target ``k`` of a job; see `vitrail.Explanation.check`."""
     with ignored_warnings():
         copy = job.served.check_copy(job.raw_input)
         # Other threads read the weights of a model that cannot be copied: they are not randomised.

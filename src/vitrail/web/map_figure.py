@@ -17,11 +17,7 @@ NOT_CHECKED = "not checked"
 
 
 def map_figure(explanations: Explanations) -> Any:
-    """Draw maps or words of several methods, each with the verdict of its check, and a legend of the colours.
-
-    Args:
-        explanations: Explanations of one input, with the checks that are known.
-    """
+    """Draw maps or words of several methods, each with the verdict of its check, and a legend of the colours."""
     first = next(iter(explanations.values()))
     if first.of_texts:
         figure = explanations.figure()

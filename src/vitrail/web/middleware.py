@@ -36,14 +36,7 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class SecurityMiddleware:
-    """The outermost layer of the application.
-
-    Args:
-        app: The application.
-        limits: The limits of request sizes.
-        hosts: Host names the server answers to besides addresses and localhost, or None for any.
-        access: The token that requests must carry, or None.
-    """
+    """The outermost layer of the application."""
 
     def __init__(
         self, app: ASGIApp, limits: Limits, hosts: Sequence[str] | None = None, access: AccessToken | None = None

@@ -46,10 +46,6 @@ def copy_for_checks(loaded: LoadedModel, sample: Tensor | ModelInputs) -> Loaded
 
     Other threads read the weights of the model while a check runs.
 
-    Args:
-        loaded: The model.
-        sample: A tensor that the model takes, or all inputs of a call.
-
     Returns:
         The copy, or None for a model that cannot be copied.
 

@@ -36,11 +36,7 @@ def media_of(loaded: LoadedModel) -> str:
 
 
 def frame_count(loaded: LoadedModel) -> int:
-    """Number of frames of the videos that a model takes.
-
-    Raises:
-        ModelError: It is unknown.
-    """
+    """Number of frames of the videos that a model takes."""
     module: Any = unwrap(loaded.module)
     if isinstance(module, PlainVideoViT):
         return int(module.grid[0]) * int(module.embed.kernel_size[0])
@@ -78,11 +74,7 @@ def shown_pixels(raw_input: np.ndarray[Any, Any], frame: int = 0) -> np.ndarray[
 
 
 def target_kind(loaded: LoadedModel, model_inputs: ModelInputs) -> tuple[str, int]:
-    """What of a model's output can be explained: "class", "prompt", "box" or "region", and the number of labels.
-
-    Raises:
-        ModelError: The page does not support this model.
-    """
+    """What of a model's output can be explained: "class", "prompt", "box" or "region", and the number of labels."""
     module = unwrap(loaded.module)
     if reads_texts(module):
         return "prompt", 0

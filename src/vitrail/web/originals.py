@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,12 +32,7 @@ def encode_original(image: Image) -> bytes:
 
 
 def geometry_json(served: ServedModel, width: int, height: int) -> dict[str, Any]:
-    """The part of an image that a model sees, as JSON.
-
-    Args:
-        served: The model.
-        width: Width of the image, after EXIF rotation.
-        height: Height of the image.
+    """The part of an image that a model sees, as JSON; width and height are those after EXIF rotation.
 
     Returns:
         ``box``: left, top, right and bottom as fractions of width and height; ``cropped``, ``squashed``, and a
@@ -52,13 +47,7 @@ def geometry_json(served: ServedModel, width: int, height: int) -> dict[str, Any
 
 
 def enlargement_notes(served: ServedModel, width: int, height: int) -> list[str]:
-    """A note for an image that is smaller than the model's input; otherwise none.
-
-    Args:
-        served: The model.
-        width: Width of the image, after EXIF rotation.
-        height: Height of the image.
-    """
+    """A note for an image that is smaller than the model's input; otherwise none."""
     rows, columns = served.preprocess.size
     if width >= columns and height >= rows:
         return []

@@ -12,7 +12,7 @@ from vitrail.errors import TargetError
 from vitrail.targets import NamedTarget, box, contrast, prompt, region, token
 from vitrail.targets.token_context import decoded_token
 from vitrail.trust.signal_removal import spread_cells
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,7 @@ class PageTarget:
         return f"{label}, {where}" if label else where
 
     def named(self, served: ServedModel) -> NamedTarget:
-        """The target of the library.
-
-        Raises:
-            TargetError: It does not exist.
-        """
+        """The target of the library."""
         if self.kind == "prompt":
             return prompt(self.text or "")
         if self.kind == "token":

@@ -12,8 +12,8 @@ from torch import Tensor
 from vitrail.errors import InputError
 from vitrail.pipeline.explanation import Explanation
 from vitrail.trust.signal_check import cell_means
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import RequestedTarget
+from vitrail.web.served_model import ServedModel
 from vitrail.web.target_scores import TargetScores, target_scores
 
 #: Number of shifted copies of the chosen region. With the region itself, one batch on a CPU.

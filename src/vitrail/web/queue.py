@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from vitrail.web.api_errors import ApiError
-from vitrail.web.turns import Turns
+from vitrail.web.client_slots import ClientSlots
 from vitrail.web.worker import set_worker_index
 
 log = logging.getLogger("vitrail.web")
@@ -131,7 +131,7 @@ class Queue:
     ) -> None:  # fmt: skip
         self.total, self.per_client, self.threads, self.what, self.cores = total, per_client, threads, what, cores
         self._thread_count = threads + paused
-        self._turns = Turns(threads, reserved=1 if paused else 0)
+        self._slots = ClientSlots(threads, reserved=1 if paused else 0)
         self._tasks: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
         self._paused: list[_Slice] = []
         self._idle: set[int] = set()
@@ -143,11 +143,7 @@ class Queue:
     # -- called from any thread ------------------------------------------------------------------------------------
 
     def put(self, task: QueuedTask) -> None:
-        """Queue a task.
-
-        Raises:
-            ApiError: 503, the queue is full.
-        """
+        """Queue a task."""
         with self._condition:
             own = self._tasks.get(task.client, ())
             if self.closed:
@@ -156,7 +152,7 @@ class Queue:
                 limit = f"{self.per_client} per client" if len(own) >= self.per_client else f"{self.total} in total"
                 what = f"too many {self.what} (at most {limit})"
                 raise ApiError(503, what, "Wait a moment and try again.", {"Retry-After": "5"})
-            self._turns.arrive(task.client)
+            self._slots.arrive(task.client)
             self._tasks.setdefault(task.client, deque()).append(task)
             if not self._threads:
                 self._idle = set(range(self._thread_count))
@@ -243,7 +239,7 @@ class Queue:
             start = monotonic()
             self._run_steps(tasks)
             with self._condition:
-                self._turns.charge([task.client for task in tasks], monotonic() - start)
+                self._slots.charge([task.client for task in tasks], monotonic() - start)
         if (own := self._slice) is not None:
             own.charged = monotonic()
         self._share_cores()
@@ -257,7 +253,7 @@ class Queue:
         if (own := self._slice) is not None:
             with self._condition:
                 now = monotonic()
-                self._turns.charge(own.clients, now - own.charged)
+                self._slots.charge(own.clients, now - own.charged)
                 own.charged = now
 
     def _wait_for_short_steps(self) -> None:
@@ -265,7 +261,7 @@ class Queue:
         own = self._slice
         if own is not None and own.is_long:
             with self._condition:
-                self._condition.wait_for(lambda: self.closed or not self._turns.runs_short, SHORT_SECONDS)
+                self._condition.wait_for(lambda: self.closed or not self._slots.runs_short, SHORT_SECONDS)
                 own.charged = monotonic()
 
     def _pause(self) -> None:
@@ -275,15 +271,15 @@ class Queue:
             return
         with self._condition:
             seconds = monotonic() - own.start
-            if not self._turns.should_yield(own.clients[0], seconds, self._waiting(long_only=True)):
+            if not self._slots.should_yield(own.clients[0], seconds, self._waiting(long_only=True)):
                 return
-            self._turns.release_slot(own.clients, own.is_long)
+            self._slots.release_slot(own.clients, own.is_long)
             self._paused.append(own)
             self._condition.notify_all()
             while not self.closed and self._next_paused() is not own:
                 self._condition.wait(1.0)
             self._paused.remove(own)
-            self._turns.hold_slot(own.clients, own.is_long)
+            self._slots.hold_slot(own.clients, own.is_long)
             own.start = own.charged = monotonic()
             if self.closed:
                 raise JobCancelled
@@ -298,7 +294,7 @@ class Queue:
             client for client, tasks in self._tasks.items()
             if client in paused or (self._idle and any(self._is_ready(task, long_only) for task in tasks))
         ]  # fmt: skip
-        return self._turns.order(ready)
+        return self._slots.order(ready)
 
     @staticmethod
     def _is_ready(task: QueuedTask, long_only: bool) -> bool:
@@ -306,7 +302,7 @@ class Queue:
 
     def _next_paused(self) -> _Slice | None:
         """The paused step that runs next, or None while there is no slot or it is the turn of another client."""
-        if not self._paused or not self._turns.has_slot(is_long=True):
+        if not self._paused or not self._slots.has_slot(is_long=True):
             return None
         client = next(iter(self._waiting(long_only=True)), None)  # none is left once the queue is closed
         return next((own for own in self._paused if own.clients[0] == client), None)
@@ -316,7 +312,7 @@ class Queue:
         if self.cores is not None:
             own = self._slice
             is_parallel = own is None or own.is_parallel
-            torch.set_num_threads(max(1, self.cores // max(1, self._turns.busy)) if is_parallel else 1)
+            torch.set_num_threads(max(1, self.cores // max(1, self._slots.busy)) if is_parallel else 1)
 
     def _run(self, index: int) -> None:
         set_worker_index(index)
@@ -331,23 +327,23 @@ class Queue:
             self._charge()
             with self._condition:
                 own, self._own.slice = self._own.slice, None
-                self._turns.release_slot(own.clients, own.is_long)
+                self._slots.release_slot(own.clients, own.is_long)
                 self._idle.add(index)
                 self._condition.notify_all()
 
     def _take_slot(self, index: int) -> list[QueuedTask]:
         """The tasks that an idle thread runs next, with a slot for them; none if other threads come first."""
         # The first idle thread takes the step, so that few copies of a model are in use.
-        if index != min(self._idle) or not self._turns.has_slot(is_long=False):
+        if index != min(self._idle) or not self._slots.has_slot(is_long=False):
             return []
-        may_be_long = self._turns.has_slot(is_long=True) and self._next_paused() is None
+        may_be_long = self._slots.has_slot(is_long=True) and self._next_paused() is None
         tasks = self._next_tasks(self._tasks, short_only=not may_be_long)
         if tasks:
             self._idle.discard(index)
             step = tasks[0].steps[0]
             own = _Slice([task.client for task in tasks], not step.can_interleave, step.is_parallel)
             self._own.slice = own
-            self._turns.hold_slot(own.clients, own.is_long)
+            self._slots.hold_slot(own.clients, own.is_long)
             self._condition.notify_all()
         return tasks
 
@@ -357,7 +353,7 @@ class Queue:
         rows: set[Hashable] = set()
         group: StepGroup | None = None
         with self._condition:
-            for client in self._turns.order(name for name in self._tasks if name in clients):
+            for client in self._slots.order(name for name in self._tasks if name in clients):
                 for task in self._tasks[client]:
                     step = task.steps[0] if not task.running else None
                     if step is None or (short_only and not step.can_interleave):
@@ -412,7 +408,7 @@ class Queue:
             own.remove(task)
             if not own:
                 del self._tasks[task.client]
-                self._turns.leave(task.client)
+                self._slots.leave(task.client)
 
 
 def _fits(group: StepGroup | None, batch: StepGroup, rows: set[Hashable]) -> bool:

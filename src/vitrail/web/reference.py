@@ -26,11 +26,7 @@ OPERATORS = (
 
 
 def api_reference(schema: dict[str, Any]) -> str:
-    """Render all operations with their requests and responses.
-
-    Args:
-        schema: The OpenAPI schema.
-    """
+    """Render all operations with their requests and responses."""
     info = schema["info"]
     parts = [f"<h1>{escape(info['title'])} API</h1>", f"<p>{escape(info['description'])}</p>"]
     parts.append("<p>OpenAPI schema: <a href='/api/openapi.json'>/api/openapi.json</a></p>")

@@ -25,9 +25,9 @@ from vitrail.web.explained_calls import explained_call
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import BATCH_SECONDS, MAX_BATCH, MEGABYTE
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import StepGroup
+from vitrail.web.served_model import ServedModel
 from vitrail.web.validation import RequestedMethod
 
 
@@ -48,16 +48,7 @@ def explain_inputs(
     served: ServedModel, raw_inputs: Sequence[Any], methods: Iterable[RequestedMethod], target: Target,
     advance: Callable[[int], None] = lambda _: None, targets: Sequence[RequestedTarget] | None = None,
 ) -> Explanations:  # fmt: skip
-    """Explain inputs of a model by the same methods.
-
-    Args:
-        served: The model.
-        raw_inputs: Pixels at the model's input size, each of shape (height, width, 3), or texts.
-        methods: The methods.
-        target: What to explain, as `vitrail.explain` takes it.
-        advance: Called with the number of images just evaluated.
-        targets: The targets of the request, for the text before a token.
-    """
+    """Explain inputs of a model by the same methods."""
     inputs, keywords = explained_call(served, raw_inputs, targets)
     with ignored_warnings():  # the items report constant maps
         found = explain(
@@ -78,11 +69,7 @@ def _prompt_words(explanation: Explanation) -> tuple[WordRelevance, ...] | None:
 
 
 class Predictions:
-    """Class probabilities of inputs, computed in batches and kept for later requests.
-
-    Args:
-        count: Maximum number of kept predictions.
-    """
+    """Class probabilities of inputs, computed in batches and kept for later requests."""
 
     def __init__(self, count: int = 1000) -> None:
         self.store: BoundedStore[Tensor] = BoundedStore(count, 64 * MEGABYTE)
@@ -128,10 +115,6 @@ class MapBatches:
 
     Jobs for one input and the same classes share a pass, whatever their methods; jobs with the same methods and several
     images share a batch.
-
-    Args:
-        cache: Computed maps.
-        predictions: Predicted classes, for jobs without targets.
     """
 
     def __init__(self, cache: MapCache, predictions: Predictions) -> None:

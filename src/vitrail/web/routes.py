@@ -23,13 +23,13 @@ from vitrail.web.encoding import replace_non_finite
 from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import enlargement_notes, geometry_json
 from vitrail.web.page_targets import PageTarget
 from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
-from vitrail.web.state import Client, ServerState, StoredImage
+from vitrail.web.served_model import ServedModel
+from vitrail.web.server_state import Client, ServerState, StoredImage
 from vitrail.web.token_attention import attention_from
 from vitrail.web.validation import check_contrast, check_methods, check_targets
 from vitrail.web.written_tokens import next_tokens
@@ -275,20 +275,7 @@ async def explain(request: Request, body: schemas.ExplainRequest, wait: Wait = F
 
     Methods that share a pass finish first.
     """
-    server = server_of(request)
-    served = server.model(body.model)
-    raw_input = server.raw_input(served, body.picture, body.text)
-    targets = check_targets(body.targets, served, server.limits)
-    targets = targets or server.cached_prediction(served, body.picture, raw_input)
-    contrast = check_contrast(body.contrast, targets, body.methods, served)
-    methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
-    options = {method.label: dict(method.extra_options) for method in methods}
-    client = client_of(request)
-    job = Job(
-        "explain", served, raw_input, body.picture, options, targets, body.seed, client.identities,
-        contrast=contrast,
-    )  # fmt: skip
-    return await _respond(request, server.start(job, methods, client), wait)
+    return await _start_maps("explain", request, body, wait)
 
 
 @router.post("/check", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
@@ -297,6 +284,10 @@ async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False
 
     Maps that are not computed yet are computed first. See the documentation of `vitrail.Explanation.check`.
     """
+    return await _start_maps("check", request, body, wait)
+
+
+async def _start_maps(kind: str, request: Request, body: schemas.ExplainRequest, wait: bool) -> Response:
     server = server_of(request)
     served = server.model(body.model)
     raw_input = server.raw_input(served, body.picture, body.text)
@@ -306,9 +297,7 @@ async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False
     methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
     options = {method.label: dict(method.extra_options) for method in methods}
     client = client_of(request)
-    job = Job(
-        "check", served, raw_input, body.picture, options, targets, body.seed, client.identities, contrast=contrast
-    )
+    job = Job(kind, served, raw_input, body.picture, options, targets, body.seed, client.identities, contrast=contrast)
     return await _respond(request, server.start(job, methods, client), wait)
 
 

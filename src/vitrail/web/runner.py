@@ -37,16 +37,7 @@ LEVELS_PER_UPDATE = 5
 
 
 class JobRunner:
-    """Creates the items of a job and the steps that compute them.
-
-    Args:
-        job: The job.
-        methods: Its methods.
-        queue: The queue whose other clients run between two batches of a long method.
-        limits: How much time one method, and all together, may take.
-        batches: Maps that are already computed, and those that are computed together with other jobs.
-        checks: Maps that are already checked.
-    """
+    """Creates the items of a job and the steps that compute them."""
 
     def __init__(
         self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, batches: MapBatches,

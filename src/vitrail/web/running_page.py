@@ -66,9 +66,9 @@ def serve_models(
     for package in ("fastapi", "uvicorn", "python_multipart"):
         require(package, "web", "serve the page")
     from vitrail.models import load
-    from vitrail.web.app import make_app
-    from vitrail.web.connections import PageServer, bind
-    from vitrail.web.model import ServedModel, serve_model
+    from vitrail.web.fastapi_app import make_app
+    from vitrail.web.page_server import PageServer, bind
+    from vitrail.web.served_model import ServedModel, serve_model
 
     if not models:
         raise InputError("no model was given: pass a model, as in vitrail.serve(model)")

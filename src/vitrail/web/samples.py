@@ -24,7 +24,7 @@ from vitrail.data import (
 from vitrail.data.motions import MotionScene
 from vitrail.data.tones import ToneScene
 from vitrail.models import EMBEDDED_MODELS
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 from vitrail.web.token_structure import QUESTION
 
 #: Held-out scenes: (id, whether it has two objects, index).
@@ -34,11 +34,12 @@ SCENES = (
 )  # fmt: skip
 #: Coloured scenes with two objects, for models of prompts, boxes and regions, and their indices.
 COLOURED = (("colours-1", 3), ("colours-2", 5), ("colours-3", 11), ("colours-4", 20))
-#: Moving scenes, and spectrograms, each with two classes: ids and indices.
-MOTIONS = (("motion-1", 6), ("motion-2", 3), ("motion-3", 0), ("motion-4", 9))
-SOUNDS = (("tones-1", 2), ("tones-2", 1), ("tones-3", 5), ("tones-4", 8))
-#: Prompts of the embedded language model: tasks and indices.
-RECALL = (("mention", 3), ("lookup", 5), ("sum", 2), ("copy", 3))
+#: Moving scenes, and spectrograms, each with two classes: ids and indices. Samples are in the order of their indices,
+#: whatever a check finds on them.
+MOTIONS = (("motion-1", 0), ("motion-2", 3), ("motion-3", 6), ("motion-4", 9))
+SOUNDS = (("tones-1", 1), ("tones-2", 2), ("tones-3", 5), ("tones-4", 8))
+#: Prompts of the embedded language model: tasks, in the order of the data set, and indices.
+RECALL = (("lookup", 5), ("mention", 3), ("sum", 2), ("copy", 3))
 #: Photographs: (id, title, credit). See ``photos/CREDITS.md``.
 PHOTOS = (
     ("cat", "cat", "Stéfan van der Walt, CC0"),

@@ -93,14 +93,10 @@ class ExplainRequest(InputRequest):
     seed: Seed = 0
 
 
-class CheckRequest(InputRequest):
+class CheckRequest(ExplainRequest):
     """Methods and classes whose maps are checked on the model and its input, with the budget "quick"."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm"], "targets": [2]}]})
-    methods: list[Spec] = Field(min_length=1, max_length=100)
-    targets: list[TargetRequest] | None = Field(None, max_length=100)
-    contrast: TargetRequest | None = None
-    seed: Seed = 0
 
 
 class RemoveRequest(RequestSchema):

@@ -24,8 +24,8 @@ from vitrail.targets.token_target import TokenTarget
 from vitrail.trust.input_removal import DEFAULT_GRID, InputRemoval, PatchRemoval
 from vitrail.trust.signal_removal import SignalRemoval, default_cells
 from vitrail.web.explained_calls import question_call, token_context
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget, RequestedTarget
+from vitrail.web.served_model import ServedModel
 
 #: The fill for patches of an image about which a question is asked: image tokens of a text cannot be dropped.
 QUESTION_FILL = "mean"
@@ -54,12 +54,6 @@ def target_scores(
 
     Prompts have their shares in a softmax over those given, boxes and regions the probability of their label, which is
     decided on the whole image.
-
-    Args:
-        served: The model.
-        raw_input: Pixels at the model's input size, shape (height, width, 3), or bytes of a video or sound.
-        targets: Classes, prompts, boxes, regions or tokens; all of one kind.
-        advance: Called with the number of inputs after each forward pass.
     """
     loaded, call = served.loaded, _call(served, raw_input, targets)
     named = [target.named(served) for target in targets if isinstance(target, PageTarget)]

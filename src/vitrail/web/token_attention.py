@@ -13,24 +13,15 @@ from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.text.tokens import encode_texts
 from vitrail.viz.map_encoding import encode_map
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 
 def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:
     """Compute the attention from one patch to all patches, or from one token of a text to all its tokens.
 
-    Args:
-        served: The model.
-        raw_input: The pixels of the image, shape (height, width, 3), or the text.
-        token: Index of the patch, row by row, or of the token, special tokens included.
-
     Returns:
         ``layers``, each with one map per head; ``grid`` or ``tokens`` describe the cells of a map. Attention to the
         ``prefix`` tokens before the patches is left out, so a map of a patch may sum to less than one.
-
-    Raises:
-        NotApplicableError: The model has no attention between all patches.
-        InputError: The token does not exist.
     """
     if served.media != "image":
         raise NotApplicableError(

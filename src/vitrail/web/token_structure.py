@@ -38,16 +38,8 @@ def read_question_structure(
 ) -> tuple[ModelStructure, int, tuple[int, int]]:
     """Read the structure of a vision-language model.
 
-    Args:
-        loaded: The model.
-        processor: What turns an image and a question into its arguments.
-        pixels: Any image, bytes of shape (height, width, 3).
-
     Returns:
         The structure, the number of tokens in the vocabulary, and rows and columns of maps on images.
-
-    Raises:
-        ModelError: The image tokens of the model have no place on the image.
     """
     module = unwrap(loaded.module)
     arguments = dict(processor(images=Image.fromarray(pixels), text=QUESTION, return_tensors="pt"))

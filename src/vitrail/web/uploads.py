@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vitrail.errors import InputError
 from vitrail.models.preprocess import to_rgb
 from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import MEGABYTE, Limits
+from vitrail.web.served_model import ServedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +28,8 @@ CAMERA_FORMATS = {
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
 }
 EXIF_ORIENTATION = 0x0112
+#: Most frames of an animated file that are decoded.
+MAX_FRAMES = 600
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,6 @@ class Upload:
 
 def read_upload(data: bytes, limits: Limits) -> Upload:
     """Decode an image file.
-
-    Args:
-        data: The file's bytes.
-        limits: The limits of size and shape.
 
     Raises:
         ApiError: 413 for too many bytes, 415 for an unsupported format, 422 for a damaged image or a wrong shape.
@@ -80,6 +81,31 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
         raise _too_many_pixels("too many pixels for Pillow", limits) from error
     except Exception as error:  # decoders raise all kinds of exceptions on damaged files
         raise _damaged(error) from error
+
+
+def read_video(data: bytes, served: ServedModel, limits: Limits) -> np.ndarray[Any, Any]:
+    """Decode an animated GIF or WebP file and take as many frames at equal distances as the model takes.
+
+    Returns:
+        Bytes of shape (frames, height, width, 3).
+    """
+    if served.media != "video":
+        raise ApiError(422, f"{served.title} takes spectrograms, which the page does not read from files",
+                       "Choose one of its samples, or use vitrail explain.")  # fmt: skip
+    read_upload(data, limits)  # checks size and format
+    from PIL import Image
+
+    wanted = served.input_shape[0]
+    with Image.open(BytesIO(data), formats=FORMATS) as file:
+        count = min(int(getattr(file, "n_frames", 1)), MAX_FRAMES)
+        if count < 2:
+            raise ApiError(422, f"the file has one frame, and {served.title} takes videos of {wanted} frames",
+                           "Open an animated GIF or WebP file.")  # fmt: skip
+        frames = []
+        for index in np.linspace(0, count - 1, wanted).round().astype(int).tolist():
+            file.seek(index)
+            frames.append(served.pixels(to_rgb(file.copy())))
+    return np.stack(frames)
 
 
 def too_large(limits: Limits) -> ApiError:

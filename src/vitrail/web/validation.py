@@ -19,9 +19,9 @@ from vitrail.web.limits import (
     MAX_SPEC_CHARACTERS,
     Limits,
 )
-from vitrail.web.model import ServedModel, takes_contrast
 from vitrail.web.page_targets import PageTarget, RequestedTarget
 from vitrail.web.schemas import NamedTargetRequest
+from vitrail.web.served_model import ServedModel, takes_contrast
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,7 @@ class RequestedMethod:
 def check_methods(
     specs: Sequence[str], served: ServedModel, target_count: int, seed: int, limits: Limits
 ) -> list[RequestedMethod]:
-    """Parse and check the methods of a request; duplicates are removed, the order is kept.
-
-    Raises:
-        ApiError: 422, a method is unknown, does not apply to the model, or costs too much.
-    """
+    """Parse and check the methods of a request; duplicates are removed, the order is kept."""
     try:
         if not 1 <= len(specs) <= limits.methods:
             raise OptionError(f"{len(specs)} methods given: give 1 to {limits.methods}")
@@ -107,11 +103,7 @@ def _check_option(method: str, name: str, value: Any) -> None:
 def check_targets(
     targets: Sequence[int | NamedTargetRequest] | None, served: ServedModel, limits: Limits
 ) -> list[RequestedTarget] | None:
-    """Check the targets of a request; duplicates are removed, None stands for the predicted class.
-
-    Raises:
-        ApiError: 422, a class does not exist, a prompt, box or region is not one of this model, or there are too many.
-    """
+    """Check the targets of a request; duplicates are removed, None stands for the predicted class."""
     try:
         if targets is None:
             if served.target_kind != "class":
@@ -180,9 +172,6 @@ def check_contrast(
 
     Returns:
         What is subtracted, or None.
-
-    Raises:
-        ApiError: 422.
     """
     if contrast is None:
         return None
@@ -207,11 +196,7 @@ def check_contrast(
 
 
 def check_text(text: str, limits: Limits) -> str:
-    """Check that a text is neither empty nor too long.
-
-    Raises:
-        ApiError: 422.
-    """
+    """Check that a text is neither empty nor too long."""
     try:
         if not text.strip():
             raise InputError("the text is empty: enter a text to explain")

@@ -16,8 +16,8 @@ from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit
 from vitrail.text.prompt_tokens import continuation_pieces, encode_prompts
 from vitrail.web.explained_calls import question_call, token_context
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget
+from vitrail.web.served_model import ServedModel
 
 #: Most tokens that are generated.
 MAX_WRITTEN = 24
@@ -28,17 +28,9 @@ LISTED = 10
 def next_tokens(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget]) -> dict[str, Any]:
     """List what a model writes, and the likeliest tokens at one position.
 
-    Args:
-        served: A language model, or a vision-language model.
-        raw_input: The prompt, or pixels at the model's input size, shape (height, width, 3).
-        asked: Tokens whose probabilities are wanted. Their question, and the tokens before them, are the position.
-
     Returns:
         ``top``: the likeliest tokens, most probable first; ``asked``; ``written``: what the model writes greedily after
         the prompt or question; ``before``: the text that it has read at the position.
-
-    Raises:
-        InputError: The prompt is too long, or the question has a word that is unknown.
     """
     context = token_context(asked)
     start = _start(served, raw_input, context.text)

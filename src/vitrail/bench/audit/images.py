@@ -31,12 +31,7 @@ Row = Mapping[str, Any]
 
 
 class AuditImages:
-    """The images behind a store of maps.
-
-    Args:
-        store: The maps.
-        device: Device of the models.
-    """
+    """The images behind a store of maps."""
 
     def __init__(self, store: MapStore, device: str = "cpu") -> None:
         self.store, self.device = store, device

@@ -20,10 +20,7 @@ MAX_CLUSTERS = 8
 
 
 def relevance_shares(maps: Array) -> Array:
-    """Share of each patch in the positive relevance of its map; a map without any is zero.
-
-    Args:
-        maps: Shape (maps, rows, columns).
+    """Share of each patch in the positive relevance of its map, shape (maps, rows, columns); 0 in a map without any.
 
     Example:
         >>> relevance_shares(np.array([[[3.0, -1.0], [0.0, 1.0]]])).tolist()
@@ -73,14 +70,10 @@ def describe_place(share: Array) -> str:
 
 
 def cluster_maps(shares: Array, max_clusters: int = MAX_CLUSTERS) -> NDArray[np.int64]:
-    """Cluster the maps of a class by spectral clustering of their nearest neighbours.
+    """Cluster shares of relevance, shape (maps, rows, columns), by spectral clustering of their nearest neighbours.
 
     The number of clusters is that of the largest gap between eigenvalues of the graph's Laplacian, as in spectral
     relevance analysis. Fewer than 8 maps are one cluster.
-
-    Args:
-        shares: Shares of relevance, shape (maps, rows, columns).
-        max_clusters: Most clusters.
 
     Returns:
         Number of each map's cluster, shape (maps,).

@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vitrail.bench.parts import write_file
 from vitrail.bench.report.example_images import encode_jpeg
 from vitrail.scores.statistics import Array
 from vitrail.viz.colormap import colourise, to_image
-from vitrail.viz.templating import render
+from vitrail.viz.templating import png_uri, render
 
 #: Findings with thumbnails, thumbnails of each, and classes in the table of the page.
 SHOWN, THUMBNAILS, MAX_CLASSES = 8, 4, 100
@@ -66,7 +65,7 @@ def write_audit(
         audit = replace(audit, checks=images.check(_rows_to_check(store, audit, checks)))
     advance("Page")
     page = render(
-        "audit.html", audit=audit, manifest=store.manifest, picture=_picture, models=store.values("model"),
+        "audit.html", audit=audit, manifest=store.manifest, picture=_map_uri, models=store.values("model"),
         findings=[(one, _thumbnails(images, audit, one)) for one in audit.findings[:SHOWN]],
         classes=audit.classes[:MAX_CLASSES], several=len({(one.model, one.dataset) for one in audit.classes}) > 1,
     )  # fmt: skip
@@ -94,15 +93,9 @@ def _thumbnails(images: AuditImages, audit: Audit, finding: Finding) -> list[tup
     """Ids and data addresses of the images of a finding that can be read."""
     drawn = [(image, images.thumbnail(_row(images.store, audit, image, finding))) for image in finding.images]
     found = [(image, one) for image, one in drawn if one is not None][:THUMBNAILS]
-    return [(image, f"data:image/jpeg;base64,{_base64(encode_jpeg(one))}") for image, one in found]
+    return [(image, f"data:image/jpeg;base64,{base64.b64encode(encode_jpeg(one)).decode()}") for image, one in found]
 
 
-def _picture(share: Array) -> str:
+def _map_uri(share: Array) -> str:
     """A mean map or its deviation as the data address of a small PNG file, one pixel for each patch."""
-    buffer = BytesIO()
-    to_image((255 * colourise(share / max(float(share.max()), 1e-12))).astype(np.uint8)).save(buffer, format="PNG")
-    return f"data:image/png;base64,{_base64(buffer.getvalue())}"
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    return png_uri(to_image((255 * colourise(share / max(float(share.max()), 1e-12))).astype(np.uint8)))

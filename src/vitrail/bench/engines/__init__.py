@@ -19,12 +19,7 @@ class WorkerError(VitrailError, RuntimeError):
 
 
 class LostTasksError(WorkerError):
-    """Some tasks could not be done; all others are complete.
-
-    Args:
-        reasons: Reason by name of the task.
-        total: Number of all tasks of the run.
-    """
+    """Some tasks could not be done; all others are complete."""
 
     def __init__(self, reasons: Mapping[str, str], total: int) -> None:
         self.reasons = dict(reasons)
@@ -36,11 +31,7 @@ class LostTasksError(WorkerError):
 
 
 class FailedTasks:
-    """Failures of tasks, collected while the other tasks go on.
-
-    Args:
-        total: Number of all tasks of the run.
-    """
+    """Failures of tasks, collected while the other tasks go on."""
 
     def __init__(self, total: int) -> None:
         self.total, self.completed, self.reasons = total, 0, dict[str, str]()

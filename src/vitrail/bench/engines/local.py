@@ -58,7 +58,8 @@ class LocalEngine:
         if not tasks:
             return
         if len(self.devices) == 1:
-            with torch_threads(self.threads):
+            on_cpu = self.devices[0] == "cpu"
+            with torch_threads(self.threads if on_cpu else torch.get_num_threads()):
                 _run_here(tasks, self.devices[0], done)
             return
         with exit_on_sigterm():

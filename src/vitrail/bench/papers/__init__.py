@@ -12,12 +12,6 @@ from vitrail.bench.papers.tables import (
 )
 
 __all__ = [
-    "PaperMetric",
-    "PaperNumber",
-    "PaperSource",
-    "PaperTable",
-    "current_name",
-    "find_table",
-    "former_name",
+    "PaperMetric", "PaperNumber", "PaperSource", "PaperTable", "current_name", "find_table", "former_name",
     "paper_tables",
-]
+]  # fmt: skip

@@ -13,14 +13,7 @@ MASKS, MASKS_STD = "masks", "masks_std"
 
 
 def count_masks(run: Run, model: str, dataset: str, method: str) -> Array:
-    """Number of masks of each image, shape (images,); empty for a method that scores no masks.
-
-    Args:
-        run: The run.
-        model: Title of the model.
-        dataset: Title of the data set.
-        method: Method spec.
-    """
+    """Number of masks of each image, shape (images,); empty for a method that scores no masks."""
     import polars as pl
 
     from vitrail.bench.parts import EXPLAIN

@@ -48,13 +48,7 @@ def match_models(table: PaperTable, plan: Plan) -> dict[str, PaperMatch]:
 
 
 def match_datasets(table: PaperTable, plan: Plan, images: Mapping[str, int]) -> dict[str, PaperMatch]:
-    """Match each data set of the paper with one of the plan: by name, else with one that has the same protocols.
-
-    Args:
-        table: The paper's table.
-        plan: The plan.
-        images: By title, the number of images that are used.
-    """
+    """Match each data set of the paper with one of the plan: by name, else with one that has the same protocols."""
     matches = {}
     paper_names = {name for source in table.datasets.values() for name in source.names}
     for name, source in table.datasets.items():
@@ -103,13 +97,7 @@ def match_method(table: PaperTable, name: str, specs: Sequence[str]) -> str:
 
 
 def setup_differences(table: PaperTable, plan: Plan, datasets: Collection[str]) -> list[str]:
-    """Differences that concern the whole table: preprocessing, precision and explained classes.
-
-    Args:
-        table: The paper's table.
-        plan: The plan.
-        datasets: The paper's data sets that have a counterpart in the plan.
-    """
+    """Differences that concern the whole table: preprocessing, precision and explained classes."""
     differences = []
     if plan.view != table.view:
         differences.append(

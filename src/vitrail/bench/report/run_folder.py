@@ -22,9 +22,6 @@ EXPORTED = ("results.parquet", "costs.parquet")
 class Run:
     """A run's folder, finished or not.
 
-    Args:
-        folder: A folder that `vitrail bench` made.
-
     Raises:
         DataError: It is not such a folder, or none of its chunks is done.
     """

@@ -33,10 +33,7 @@ class GlbMesh(NamedTuple):
 
 
 def read_glb(path: Path) -> list[GlbMesh]:
-    """Read all triangle meshes of a file, with the transforms of their nodes applied.
-
-    Args:
-        path: A .glb file of version 2 without compression.
+    """Read all triangle meshes of a .glb file (version 2, not compressed), with the transforms of their nodes applied.
 
     Raises:
         DataError: The file is not binary glTF 2 with packed triangles.

@@ -77,11 +77,7 @@ class Instances(NamedTuple):
 
 @cache
 def read_meshes(folder: Path) -> dict[MeshKey, Mesh]:
-    """All meshes by key: those of the part models in a folder, and those of background objects.
-
-    Raises:
-        DataError: A part model is missing.
-    """
+    """All meshes by key: those of the part models in a folder, and those of background objects."""
     meshes: dict[MeshKey, Mesh] = {}
     files = [(BODY_MODEL, folder / BODY_MODEL)]
     for part in PARTS:
@@ -129,12 +125,7 @@ def on_sphere(radius: np.ndarray, pitch: np.ndarray, roll: np.ndarray) -> np.nda
 
 
 def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> Instances:
-    """Place the meshes of scenes.
-
-    Args:
-        scenes: The scenes.
-        numbers: Number of each mesh.
-    """
+    """Place the meshes of scenes."""
     birds: list[tuple[int, int, int, tuple[float, ...], int]] = []  # mesh, scene, place, colour, label
     lists: dict[str, list[str]] = {name: [] for name in BACKGROUND}
     owner: list[int] = []

@@ -5,12 +5,6 @@ from vitrail.methods.shapley_explainer.training_images import TrainingImages, op
 from vitrail.methods.shapley_explainer.weights import ExplainerRecord, TrainedExplainer, load_explainer
 
 __all__ = [
-    "ExplainerRecord",
-    "TrainedExplainer",
-    "TrainedRun",
-    "TrainingImages",
-    "TrainingSettings",
-    "load_explainer",
-    "open_training_images",
-    "train_explainer",
-]
+    "ExplainerRecord", "TrainedExplainer", "TrainedRun", "TrainingImages", "TrainingSettings", "load_explainer",
+    "open_training_images", "train_explainer",
+]  # fmt: skip

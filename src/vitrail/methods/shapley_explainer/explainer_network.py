@@ -21,10 +21,6 @@ class ShapleyHead(nn.Module):
 
     The last layer starts at zero, so that training starts with the same value for all patches.
 
-    Args:
-        width: Width of the tokens.
-        classes: Number of classes.
-
     Example:
         >>> ShapleyHead(8, 3)(torch.randn(2, 5, 8)).abs().max().item()
         0.0
@@ -91,12 +87,6 @@ def build_explainer(backbone: nn.Module, structure: ModelStructure, images: Tens
     """Create an explainer around a copy of the explained model.
 
     Parameters of the backbone that no value depends on, such as the classification head, are frozen.
-
-    Args:
-        backbone: The copy; it becomes part of the explainer.
-        structure: Structure of the explained model.
-        images: Any valid input.
-        classes: Number of classes.
     """
     name, width = find_tokens_module(backbone, structure, images)
     explainer = ShapleyExplainer(backbone, name, structure.layout, width, classes, structure.tokens_first)
@@ -113,9 +103,6 @@ def build_explainer(backbone: nn.Module, structure: ModelStructure, images: Tens
 
 def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tensor) -> tuple[str, int]:
     """Name of the last submodule that returns all tokens of an image, and the width of the tokens.
-
-    Raises:
-        NotApplicableError: No submodule does.
 
     Example:
         >>> from vitrail.capture.inputs import ModelInputs
@@ -189,17 +176,7 @@ def explainer_loss(
     pairs: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """The loss of the explainer on pairs of random coalitions and their complements.
-
-    Args:
-        partial: Predictions for images with some patches kept.
-        surrogate: Gives the value of a coalition.
-        explainer: The module that is trained.
-        images: Shape (b, channels, height, width).
-        empty: v(none), shape (classes,).
-        pairs: Number of pairs; each has one size for all images.
-        generator: Source of the random numbers.
-    """
+    """The loss of the explainer on pairs of random coalitions and their complements."""
     kept: list[Tensor] = []
     for size in kernel_sizes(partial.players, pairs, generator):
         kept.extend(split_patches(len(images), partial.players, size, generator))

@@ -27,11 +27,6 @@ def kernel_sizes(players: int, count: int, generator: torch.Generator) -> list[i
 
     The kernel gives a size m of 1 … S − 1 a probability proportional to 1 / (m (S − m)).
 
-    Args:
-        players: Number of players S, at least 2.
-        count: Number of sizes.
-        generator: Source of the random numbers.
-
     Example:
         >>> kernel_sizes(16, 4, torch.Generator().manual_seed(0))
         [2, 6, 11, 15]
@@ -134,11 +129,6 @@ class PartialImages:
 
     def logits(self, model: nn.Module, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Class logits of images with some patches kept, with gradients if they are enabled.
-
-        Args:
-            model: The model to explain or a copy of it.
-            images: Normalised for the model, shape (b, channels, height, width).
-            keep: Indices of the kept patches, shape (b, m); None for all.
 
         Returns:
             Shape (b, classes).

@@ -17,11 +17,7 @@ from vitrail.methods.shapley_explainer.partial_images import PartialImages, spli
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:
-    """Copy a model in single precision and evaluation mode, with all floating-point parameters trainable.
-
-    Raises:
-        ModelError: The model cannot be copied.
-    """
+    """Copy a model in single precision and evaluation mode, with all floating-point parameters trainable."""
     try:
         copy = deepcopy(model).float().eval()
     except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -44,14 +40,6 @@ def surrogate_loss(
     """Mean KL divergence of the surrogate's predictions on random coalitions from the model's on whole images.
 
     Coalition sizes are uniform on 0 … S. Images are split into groups of one size, so that batches have no padding.
-
-    Args:
-        partial: Predictions for images with some patches kept.
-        model: The model to explain.
-        surrogate: The copy that is trained.
-        images: Shape (b, channels, height, width).
-        groups: Number of coalition sizes.
-        generator: Source of the random numbers.
     """
     expected = partial.probabilities(model, images)
     sizes = uniform_sizes(partial.players, min(groups, len(images)), generator)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import OutputError, WeightsError
+from vitrail.errors import WeightsError, writing
 
 #: The two phases of training, in order.
 PHASES = ("surrogate", "explainer")
@@ -38,13 +38,7 @@ class TrainingState:
 
 
 def write_state(path: Path, state: TrainingState, run: Mapping[str, Any]) -> None:
-    """Write the state; the previous file is replaced only by a complete one.
-
-    Args:
-        path: The file.
-        state: The state.
-        run: What identifies the run: settings, data and hash of the model.
-    """
+    """Write the state; the previous file is replaced only by a complete one."""
     progress = {"phase": state.phase, "step": state.step, "losses": state.losses}
     write_safetensors(path, state.tensors, {"run": dict(run), "progress": progress})
 
@@ -87,11 +81,7 @@ def gather(prefix: str, module: nn.Module, optimiser: torch.optim.Optimizer | No
 def restore(
     prefix: str, module: nn.Module, tensors: Mapping[str, Tensor], optimiser: torch.optim.Optimizer | None = None
 ) -> None:
-    """Load what `gather` stored.
-
-    Raises:
-        WeightsError: A parameter is missing or has another shape.
-    """
+    """Load what `gather` stored."""
     for name, parameter in module.named_parameters():
         stored = tensors.get(f"{prefix}.{name}")
         if stored is None or stored.shape != parameter.shape:
@@ -107,33 +97,19 @@ def restore(
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors with metadata as JSON; an existing file is replaced only by a complete one.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write tensors with metadata as JSON; an existing file is replaced only by a complete one."""
     from safetensors.torch import save_file
 
     partial = path.with_name(f"{path.name}.partial")
-    try:
+    with writing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), partial, metadata={key: json.dumps(value) for key, value in metadata.items()})
         partial.chmod(0o644)
         partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path} ({error}): choose another --out") from error
 
 
 def read_safetensors(path: Path, load: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and metadata.
-
-    Args:
-        path: The file.
-        load: Whether to read the tensors too; without them, the first result is empty.
-
-    Raises:
-        WeightsError: The file is missing or damaged.
-    """
+    """Read the tensors of a file, none unless ``load``, and its metadata."""
     from safetensors import safe_open
 
     if not path.is_file():

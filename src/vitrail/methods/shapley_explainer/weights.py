@@ -73,11 +73,7 @@ class TrainedExplainer:
 
 
 def float_hash(model: nn.Module) -> str:
-    """SHA-256 of a model's weights in single precision, so that ``.half()`` or ``.double()`` do not change it.
-
-    Raises:
-        WeightsError: The weights have no plain bytes.
-    """
+    """SHA-256 of a model's weights in single precision, so that ``.half()`` or ``.double()`` do not change it."""
     digest = WeightsHash(model).hexdigest()
     if digest is None:
         raise WeightsError(f"the weights of {type(model).__name__} cannot be hashed: use a model with plain weights")
@@ -93,12 +89,7 @@ def float_hash(model: nn.Module) -> str:
 
 
 def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record: ExplainerRecord) -> None:
-    """Write the trained parameters in half precision, and a card in Markdown beside them.
-
-    Raises:
-        OutputError: A file cannot be written.
-        WeightsError: A parameter is not finite in half precision.
-    """
+    """Write the trained parameters in half precision, and a card in Markdown beside them."""
     tensors = {name: p.detach().to("cpu", torch.float16).contiguous() for name, p in module.trained().items()}
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
@@ -109,15 +100,7 @@ def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record:
 
 
 def read_record(path: Path, load: bool = True) -> tuple[dict[str, Tensor], ExplainerRecord]:
-    """Read a file of `write_explainer`.
-
-    Args:
-        path: The file.
-        load: Whether to read the tensors too.
-
-    Raises:
-        WeightsError: It is missing, damaged, or another kind of file.
-    """
+    """Read a file of `write_explainer`, its tensors only if ``load``."""
     tensors, metadata = read_safetensors(path, load)
     names = {entry.name for entry in fields(ExplainerRecord)}
     if metadata.pop("format", None) != FORMAT or metadata.keys() != names:
@@ -136,17 +119,7 @@ def packaged_explainers() -> Iterator[Path]:
 
 
 def find_explainer(model: nn.Module, weights: str = "") -> Path:
-    """Find the file of a model's explainer.
-
-    Args:
-        model: The model to explain.
-        weights: Path of the file; "" for one that is part of the package.
-
-    Raises:
-        WeightsError: The file is missing or damaged, or was trained for another model.
-        NotApplicableError: No file was given and the package has none for this model.
-        OptionError: What was given is not a path.
-    """
+    """Find the file of a model's explainer: that of the package if ``weights`` is empty."""
     if not isinstance(weights, str | PathLike):
         raise OptionError(f"weights={weights!r} must be the path of a file that vitrail train-explainer wrote")
     digest = float_hash(model)

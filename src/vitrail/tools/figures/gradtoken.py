@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vitrail.inputs.targets import Target
 from vitrail.methods.postprocess import upsample
 from vitrail.methods.registry import choose
 from vitrail.models import LoadedModel
@@ -22,11 +21,10 @@ from vitrail.tools.figures.prepare import (
     explain_images,
     explain_with_intermediates,
     input_image,
-    resolve_targets,
     select_methods,
     to_grid,
 )
-from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.tools.figures.registry import FigureInputs, Progress, register_figure
 from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
 from vitrail.viz.colormap import overlay
 from vitrail.viz.panels import (
@@ -70,58 +68,40 @@ SCORES = {
 
 register_figure(
     "gradtoken-1", "GradToken and four earlier methods, two classes of the same image", CITE, pairs=True, scenes=1
-)(comparison(INTRODUCED, 2, "top2"))
+)(comparison(INTRODUCED, 2))
 register_figure("gradtoken-7", "GradToken and other methods, one class per image", CITE)(comparison(COMPARED, 1))
 register_figure("gradtoken-8", "GradToken and other methods, two classes of the same image", CITE, pairs=True)(
-    comparison(COMPARED, 2, "top2")
+    comparison(COMPARED, 2)
 )
 
 
 @register_figure("gradtoken-9", "the five schemes of attention aggregation and propagation", CITE)
-def draw_schemes(
-    loaded: LoadedModel, images: Tensor, targets: Target = None, *, progress: Progress | None = None
-) -> Figure:
-    """Draw GradToken maps of its five schemes of aggregation and propagation.
-
-    Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
-        progress: Progress callbacks.
-    """
-    rows = resolve_targets(loaded, images, targets)
-    chosen = select_methods(loaded, images, tuple(SCHEMES), ())
-    return draw_comparison(explain_images(loaded, images, rows, chosen, progress or Progress()), headings=SCHEMES)
+def draw_schemes(given: FigureInputs) -> Figure:
+    """Draw GradToken maps of its five schemes of aggregation and propagation."""
+    chosen = select_methods(given.loaded, given.images, tuple(SCHEMES), ())
+    return draw_comparison(explain_images(given, chosen), headings=SCHEMES)
 
 
 @register_figure("gradtoken-10", "the signed map of each head, and two means over heads", CITE, scenes=1)
 def draw_heads(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     propagated: bool = True,
     scale: str = "own",
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw the map of every head (right), the input, and two means over heads (left).
 
     The means are of signed maps (i) and of their positive parts (ii).
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
+        given: The model, images and targets.
         propagated: Show heads after propagation by attention, as they are averaged; otherwise before it.
         scale: "own": each head has its own colour scale, whose maximum is written above it; "common": one for all.
-        progress: Progress callbacks.
     """
     choose("scale", scale, ("common", "own"))
-    rows = resolve_targets(loaded, images, targets)
-    variants: dict[str, dict[str, Any]] = {"gradtoken:i": {}, "gradtoken:ii": {}}
-    both = explain_images(loaded, images, rows, variants, progress or Progress(), keep=True)
+    both = explain_images(given, {"gradtoken:i": {}, "gradtoken:ii": {}}, keep=True)
     count = both[0]["gradtoken:i"].intermediates["heads"][0][0].shape[1]
-    columns, aspect = ceil(count / 3), images.shape[2] / images.shape[3]
+    columns, aspect = ceil(count / 3), given.aspect
     shown = [(pair, k) for pair in both for k in range(pair["gradtoken:i"].maps.shape[1])]
     figure, axes = image_grid(3 * len(shown), 1 + columns, aspect)
     for i, (pair, k) in enumerate(shown):
@@ -146,41 +126,33 @@ def draw_heads(
     "gradtoken-11", "depth of propagation: maps, and segmentation scores where masks are known", CITE, scenes=2
 )
 def draw_depth(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     scenes: int | None = None,
     threshold: str = "best",
     truth: Iterable[tuple[Tensor, Tensor, Tensor]] | None = None,
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw maps by the first block of the propagation, and, where masks are known, segmentation scores by it.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
+        given: The model, images and targets.
         scenes: Number of embedded scenes to score; by default 64 if the model was trained on them, else 0.
         threshold: Threshold that binarises maps: the "best" of ten for each depth, or the map's "mean".
         truth: Other images to score, in batches: images, their classes, shape (b,), and masks of the object, shape
             (b, height, width).
-        progress: Progress callbacks.
     """
     choose("threshold", threshold, tuple(SCORES))
-    progress = progress or Progress()
-    explanations = explain_with_intermediates(
-        loaded, images, resolve_targets(loaded, images, targets), "gradtoken", progress
-    )
+    loaded, aspect = given.loaded, given.aspect
+    explanations = explain_with_intermediates(given, "gradtoken")
     if scenes is None:
         scenes = SCENES if trained_on_scenes(loaded) else 0
     check_integer("scenes", scenes, 0)
     if truth is None and scenes > 0:
         truth = scenes_with_masks(loaded, scenes)
-    curves = None if truth is None else _score_depths(loaded, truth, progress, scenes)
+    curves = None if truth is None else _score_depths(loaded, truth, given.progress, scenes)
     total = len(explanations[0].intermediates["depth"][0])
     lines = ceil(total / MAX_COLUMNS)
-    columns, aspect = ceil(total / lines), images.shape[2] / images.shape[3]
+    columns = ceil(total / lines)
     rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
     figure, axes = image_grid(lines * len(rows), 1 + columns, aspect, cell=0.95, below=1.9 if curves else 0.0)
     for i, (e, k) in enumerate(rows):

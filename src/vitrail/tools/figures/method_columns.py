@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from vitrail.inputs.targets import Target
-from vitrail.models import LoadedModel
 from vitrail.pipeline.explanation import Explanation
-from vitrail.tools.figures.prepare import explain_images, input_image, resolve_targets, select_methods
-from vitrail.tools.figures.registry import DrawFunction, Progress
+from vitrail.tools.figures.prepare import explain_images, input_image, select_methods
+from vitrail.tools.figures.registry import DrawFunction, FigureInputs
 from vitrail.viz.panels import (
     BAR_WIDTH,
     CELL,
@@ -41,37 +37,19 @@ Caption = Callable[[int, int, str], str]
 PAGE_WIDTH, MIN_CELL = 7.2, 0.75
 
 
-def comparison(defaults: Sequence[str], count: int | None = None, default_target: Target = None) -> DrawFunction:
-    """A drawing function that compares methods.
+def comparison(defaults: Sequence[str], count: int | None = None) -> DrawFunction:
+    """A drawing function that compares the methods of a paper, for ``count`` classes of each image, or any number."""
 
-    Args:
-        defaults: Methods that the paper compares.
-        count: Number of classes of each image; None for any number.
-        default_target: The target without ``targets``.
-    """
-
-    def draw_methods(
-        loaded: LoadedModel,
-        images: Tensor,
-        targets: Target = default_target,
-        *,
-        methods: Sequence[str] | str | None = None,
-        quick: bool = False,
-        progress: Progress | None = None,
-    ) -> Figure:
+    def draw_methods(given: FigureInputs, *, methods: Sequence[str] | str | None = None, quick: bool = False) -> Figure:
         """Draw maps of several methods for the same images and classes, a row for each class.
 
         Args:
-            loaded: The model.
-            images: Model input, shape (b, 3, height, width).
-            targets: As for ``explain``; ``[[a, b]]`` for the same two classes of all images.
+            given: The model, images and targets.
             methods: Methods to compare; by default those of the paper that apply to the model.
             quick: Use the options that make slow methods quick.
-            progress: Progress callbacks.
         """
-        rows = resolve_targets(loaded, images, targets, count)
-        chosen = select_methods(loaded, images, methods, defaults, quick)
-        return draw_comparison(explain_images(loaded, images, rows, chosen, progress or Progress()))
+        chosen = select_methods(given.loaded, given.images, methods, defaults, quick)
+        return draw_comparison(explain_images(given, chosen, count))
 
     return draw_methods
 

@@ -13,30 +13,26 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, NotApplicableError, OptionError, TargetError
-from vitrail.inputs.targets import Target, resolve_target
+from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
 from vitrail.methods.probe import Probe
 from vitrail.methods.registry import METHODS
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
-from vitrail.tools.figures.registry import Progress
+from vitrail.tools.figures.registry import FigureInputs
 from vitrail.viz.colormap import Array
 
 
-def resolve_targets(loaded: LoadedModel, images: Tensor, targets: Target, count: int | None = None) -> list[Any]:
+def resolve_targets(given: FigureInputs, count: int | None = None) -> list[Any]:
     """Resolve the targets of each image to the form that ``explain`` takes for that image alone.
 
-    Args:
-        loaded: The model.
-        images: Shape (b, 3, height, width).
-        targets: As for ``explain``.
-        count: Number of targets per image that the figure needs; None for any number.
-
     Raises:
-        TargetError: A class does not exist, or an image has more or fewer than ``count`` targets.
+        TargetError: A class does not exist, or an image has more or fewer targets than ``count``, where it is stated.
     """
-    _check_images(images)
+    images, targets, loaded = given.images, given.targets, given.loaded
+    if images.dim() != 4 or not len(images) or not images.is_floating_point():
+        raise InputError(f"images must be floats of shape (b, 3, height, width), got {tuple(images.shape)}")
     model = unwrap(loaded.module)
     with frozen(model), torch.no_grad():
         output = ModelInputs((images,)).into(model)
@@ -47,11 +43,6 @@ def resolve_targets(loaded: LoadedModel, images: Tensor, targets: Target, count:
     if resolved.classes is None:
         return [targets] * len(images)
     return [[row] for row in resolved.rows()]
-
-
-def _check_images(images: Tensor) -> None:
-    if images.dim() != 4 or not len(images) or not images.is_floating_point():
-        raise InputError(f"images must be floats of shape (b, 3, height, width), got {tuple(images.shape)}")
 
 
 def check_integer(option: str, value: object, least: int | None = None) -> int:
@@ -104,29 +95,23 @@ def select_methods(loaded: LoadedModel, images: Tensor, methods: Sequence[str] |
 
 
 def explain_images(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Sequence[Any],
-    methods: Mapping[str, Mapping[str, Any]],
-    progress: Progress,
-    keep: bool = False,
+    given: FigureInputs, methods: Mapping[str, Mapping[str, Any]], count: int | None = None, keep: bool = False
 ) -> list[Explanations]:
-    """Explain each image by itself with all methods, to bound memory and report progress."""
-    progress.begin("Explaining", len(images))
+    """Explain ``count`` targets of each image by itself with all methods, to bound memory and report progress."""
+    targets, progress = resolve_targets(given, count), given.progress
+    progress.begin("Explaining", len(targets))
     explanations = []
-    for image, target in zip(images, targets, strict=True):
+    for image, target in zip(given.images, targets, strict=True):
         explanations.append(
-            explain(loaded, image[None], methods=methods, target=target, keep=keep, advance=progress.evaluated)
+            explain(given.loaded, image[None], methods=methods, target=target, keep=keep, advance=progress.evaluated)
         )
         progress.step()
     return explanations
 
 
-def explain_with_intermediates(
-    loaded: LoadedModel, images: Tensor, targets: Sequence[Any], method: str, progress: Progress, **options: Any
-) -> list[Explanation]:
+def explain_with_intermediates(given: FigureInputs, method: str, count: int | None = None) -> list[Explanation]:
     """Explain each image with one method and keep its intermediate results in ``Explanation.intermediates``."""
-    return [e[method] for e in explain_images(loaded, images, targets, {method: options}, progress, keep=True)]
+    return [e[method] for e in explain_images(given, {method: {}}, count, keep=True)]
 
 
 def probe_without_target(loaded: LoadedModel, images: Tensor) -> Probe:

@@ -16,7 +16,7 @@ from vitrail.tools.figures.scene_inputs import example_scenes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitrail.inputs.targets import Target
     from vitrail.inputs.user_inputs import Inputs
@@ -39,12 +39,34 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class FigureInputs:
+    """What every figure is drawn from.
+
+    Attributes:
+        loaded: The model.
+        images: The model's input, shape (b, 3, height, width).
+        targets: What to explain, as for ``explain``.
+        progress: Progress callbacks.
+    """
+
+    loaded: LoadedModel
+    images: Tensor
+    targets: Target
+    progress: Progress
+
+    @property
+    def aspect(self) -> float:
+        """Height of the images as a share of their width."""
+        return self.images.shape[2] / self.images.shape[3]
+
+
+@dataclass(frozen=True)
 class FigureEntry:
     """A figure of the registry.
 
     Attributes:
         name: Name of the paper and number of the figure there, such as "gradtoken-10".
-        function: From a model, images, targets and options to a figure.
+        function: From `FigureInputs` and options, which are keywords, to a figure.
         title: What it shows, in one line.
         cite: BibTeX key in ``docs/bibliography.bib``.
         pairs: Whether it shows several classes of one image; without images, scenes with two objects are used.
@@ -61,9 +83,8 @@ class FigureEntry:
     @property
     def options(self) -> dict[str, Any]:
         """Options with their defaults."""
-        common = ("loaded", "images", "targets", "progress")
         parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.name not in common}
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 FIGURES: dict[str, FigureEntry] = {}
@@ -143,4 +164,4 @@ def draw(
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     target = "top2" if target is None and entry.pairs else target
     on_device = ModelInputs((images,)).onto(loaded.module).args[0]
-    return entry.function(loaded, on_device, target, progress=progress or Progress(), **options)
+    return entry.function(FigureInputs(loaded, on_device, target, progress or Progress()), **options)

@@ -23,11 +23,6 @@ LabelledBatches = Iterator[tuple[Tensor, Tensor, Tensor]]
 def example_scenes(loaded: LoadedModel, count: int, pairs: bool) -> tuple[Tensor, list[list[int]]]:
     """Render the scenes that a figure shows where no images are given.
 
-    Args:
-        loaded: A model that was trained on scenes.
-        count: Number of scenes.
-        pairs: Whether scenes have two objects of different classes.
-
     Returns:
         Images, shape (b, 3, height, width), and the classes present in each.
     """

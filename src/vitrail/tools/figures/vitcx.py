@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.errors import OptionError, TargetError
-from vitrail.inputs.targets import Target
 from vitrail.methods.registry import choose, within
 from vitrail.models import LoadedModel
 from vitrail.tools.figures.mask_similarity import convert_images, feature_maps, load_compared, pairwise_cosines
@@ -20,10 +19,9 @@ from vitrail.tools.figures.prepare import (
     explain_images,
     input_image,
     probe_without_target,
-    resolve_targets,
     select_methods,
 )
-from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.tools.figures.registry import FigureInputs, register_figure
 from vitrail.tools.figures.vitcx_data import (
     INSERTION_STARTS,
     MAPS_PER_ROW,
@@ -71,36 +69,28 @@ COMPARED = ("transformer_attribution", "transformer_mm", "tam", "scorecam", "vit
 
 @register_figure("vitcx-1", "ViT-CX and other methods, with deletion and insertion scores", CITE)
 def draw_methods(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     methods: Sequence[str] | str | None = None,
     step: int = 1792,
     canvas: str = "blur",
     quick: bool = False,
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw maps of several methods with the areas under their deletion and insertion curves; the best are marked.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: Classes, as for ``explain``.
+        given: The model, images and targets.
         methods: Methods to compare; by default those of the paper that apply to the model.
         step: Pixels deleted or inserted at a time in an image of 224×224; the same share in images of other sizes.
         canvas: Image that pixels are inserted into: the image under a "blur", or its "mean" colour.
         quick: Use the options that make slow methods quick.
-        progress: Progress callbacks.
     """
-    progress = progress or Progress()
     check_integer("step", step, 1)
     choose("canvas", canvas, INSERTION_STARTS)
-    if callable(targets):
+    if callable(given.targets):
         raise TargetError("deletion and insertion need classes as targets, got a function")
-    rows = resolve_targets(loaded, images, targets)
-    chosen = select_methods(loaded, images, methods, COMPARED, quick)
-    explanations = explain_images(loaded, images, rows, chosen, progress)
+    loaded, images, progress = given.loaded, given.images, given.progress
+    explanations = explain_images(given, select_methods(loaded, images, methods, COMPARED, quick))
     scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
     progress.begin("Deletion and insertion", sum(e[next(iter(e))].maps.shape[1] for e in explanations))
     for i, group in enumerate(explanations):
@@ -124,12 +114,9 @@ def draw_methods(
 
 @register_figure("vitcx-2", "attention maps, feature maps, and masks made from feature maps", CITE, scenes=1)
 def draw_masks(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     method: str = "vit_cx",
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw five attention maps of the last heads, five feature maps, and five masks.
 
@@ -137,14 +124,11 @@ def draw_masks(
     map.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: One class per image, as for ``explain``.
+        given: The model, images and targets.
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
-        progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
-    aspect = images.shape[2] / images.shape[3]
+    explanations = explain_vit_cx(given, 1, method)
+    loaded, images, aspect = given.loaded, given.images, given.aspect
     figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect, labels=True)
     for i, e in enumerate(explanations):
         attention_row, feature_row, mask_row = axes[3 * i : 3 * i + 3, 1:]
@@ -168,30 +152,24 @@ def draw_masks(
 
 @register_figure("vitcx-4", "similarity of masks before clustering, optionally beside another model", CITE, scenes=16)
 def draw_mask_similarity(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,  # noqa: ARG001
+    given: FigureInputs,
     *,
     mode: str = "released",
     image: int = 0,
     compare: str | nn.Module | LoadedModel | None = None,
     compare_weights: str | None = None,
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw a histogram of the cosines between all pairs of masks of one image, and of the means of several images.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: Not used: masks do not depend on a class.
+        given: The model, images and targets.
         mode: Mode of ViT-CX, which decides the features that masks are made from.
         image: Index of the image whose pairs are shown.
         compare: A second model, as a name that ``load`` takes or as an object. A model without attention, such as
             "torchvision:resnet50", gives the output of its last layer on a grid.
         compare_weights: File with the weights of ``compare``, if it is a name: safetensors, or a torch file of tensors.
-        progress: Progress callbacks.
     """
-    progress = progress or Progress()
+    loaded, images, progress = given.loaded, given.images, given.progress
     within("image", check_integer("image", image), len(images), "images")
     image = range(len(images))[image]
     if compare is None and compare_weights is not None:
@@ -246,31 +224,25 @@ def _draw_histograms(axes: Any, groups: Sequence[Array], names: Sequence[str]) -
 
 @register_figure("vitcx-5", "masked images, with and without noise, and plain and debiased impact", CITE, scenes=1)
 def draw_impacts(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     masks: Sequence[int] | int | None = None,
     method: str = "vit_cx",
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw the masked image, the same with noise on what the mask hides, and both impacts of a few masks.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: One class per image, as for ``explain``.
+        given: The model, images and targets.
         masks: Indices of masks, from 0; by default those whose impact debiasing lowers most and raises most, and, of
             the rest, those with the highest and the lowest debiased impact.
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
-        progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
+    explanations, images = explain_vit_cx(given, 1, method), given.images
     if not explanations[0].options["debias"]:
         raise OptionError("debias=False adds no noise: use a variant of vit_cx with debias=True")
-    given = masks if masks is None or isinstance(masks, Sequence) else [masks]
-    chosen = [select_masks(e) if given is None else [mask_index(m, e) for m in given] for e in explanations]
-    columns, tall = 1 + max(map(len, chosen)), CELL * images.shape[2] / images.shape[3]
+    asked = masks if masks is None or isinstance(masks, Sequence) else [masks]
+    chosen = [select_masks(e) if asked is None else [mask_index(m, e) for m in asked] for e in explanations]
+    columns, tall = 1 + max(map(len, chosen)), CELL * given.aspect
     step, head, left = 2 * (tall + GAP) + LINE + 0.85, MARGIN + LINE, MARGIN + LABEL_WIDTH
     figure = new_figure(left + columns * (CELL + GAP) + 0.1, head + len(explanations) * step)
     for i, (e, picked) in enumerate(zip(explanations, chosen, strict=True)):
@@ -302,27 +274,20 @@ def draw_impacts(
 
 @register_figure("vitcx-6", "coverage of pixels by masks, and the map before and after its correction", CITE, scenes=2)
 def draw_coverage(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     method: str = "vit_cx",
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw the coverage of pixels by all masks, the impact-weighted sum of masks, and that sum divided by coverage.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
+        given: The model, images and targets.
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
-        progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(loaded, images, targets, progress, None, method)
+    explanations, aspect = explain_vit_cx(given, None, method), given.aspect
     if not explanations[0].options["coverage"]:
         raise OptionError("coverage=False has no corrected map: use a variant of vit_cx with coverage=True")
     rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
-    aspect = images.shape[2] / images.shape[3]
     figure, axes = image_grid(len(rows), 4, aspect, cell=1.4, lines=0)
     for row, (e, k) in zip(axes, rows, strict=True):
         image = input_image(e)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrail.capture.forward import forward_pass
 from vitrail.errors import NotApplicableError, OptionError
-from vitrail.inputs.targets import Target
 from vitrail.methods.postprocess import normalise
 from vitrail.methods.registry import choose, find, within
 from vitrail.models import LoadedModel
@@ -18,13 +17,8 @@ from vitrail.models.preprocess import to_bytes
 from vitrail.pipeline.explanation import Explanation
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import PRESETS, LevelGrid
-from vitrail.tools.figures.prepare import (
-    check_integer,
-    explain_with_intermediates,
-    probe_without_target,
-    resolve_targets,
-)
-from vitrail.tools.figures.registry import Progress
+from vitrail.tools.figures.prepare import check_integer, explain_with_intermediates, probe_without_target
+from vitrail.tools.figures.registry import FigureInputs
 from vitrail.viz.colormap import Array
 
 #: Maps in each row of the figure of masks.
@@ -51,11 +45,6 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
     """Input of the debiased impact of a mask: the masked image, with noise on what the mask hides.
 
     The noise is the first that ViT-CX drew for this mask: one for each mask, or a common one with mode="paper".
-
-    Args:
-        e: An explanation by ViT-CX with its masks.
-        image: Model input, shape (3, height, width).
-        index: Index of the mask.
     """
     mask: Tensor = e.intermediates["masks"][0][0][index].to(image)
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
@@ -68,29 +57,21 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
     return image * mask + (1 - mask) * (noise * sigma).to(image)
 
 
-def explain_vit_cx(
-    loaded: LoadedModel, images: Tensor, targets: Target, progress: Progress | None, count: int | None, method: str
-) -> list[Explanation]:
+def explain_vit_cx(given: FigureInputs, count: int | None, method: str) -> list[Explanation]:
     """Explain each image with ViT-CX and keep its masks and impacts."""
     spec, entry, options = find(method)
     if entry.name != "vit_cx":
         raise OptionError(f"this figure shows intermediate results of ViT-CX, got method={method!r}: use vit_cx")
     if options["masks"] == "random":
         raise OptionError("this figure shows masks made from features, but masks=random: use another variant of vit_cx")
-    rows = resolve_targets(loaded, images, targets, count)
-    explanations = explain_with_intermediates(loaded, images, rows, spec, progress or Progress())
+    explanations = explain_with_intermediates(given, spec, count)
     if any(e.intermediates["masks"][0][0] is None for e in explanations):
         raise NotApplicableError("ViT-CX has no masks for an image: all its feature maps are constant")
     return explanations
 
 
 def feature_kind(mode: str, features: str | None = None) -> str:
-    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``.
-
-    Args:
-        mode: Option ``mode`` of ViT-CX.
-        features: Option ``features`` of ViT-CX, where it is not left to the mode.
-    """
+    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``."""
     choose("mode", mode, ("released", "paper"))
     kinds = {"norm1": "Y", "attention": "branch", "skip": "X_mid", "block": "out"}
     return kinds[features or ("attention" if mode == "paper" else "norm1")]

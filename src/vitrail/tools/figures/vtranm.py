@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import OptionError
-from vitrail.inputs.targets import Target
 from vitrail.methods.registry import within
-from vitrail.models import LoadedModel
 from vitrail.pipeline.explanation import Explanation
 from vitrail.tools.figures.method_columns import comparison
-from vitrail.tools.figures.prepare import explain_with_intermediates, input_image, resolve_targets, to_grid
-from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.tools.figures.prepare import explain_with_intermediates, input_image, to_grid
+from vitrail.tools.figures.registry import FigureInputs, register_figure
 from vitrail.viz.panels import (
     BAR_WIDTH,
     GAP,
@@ -63,34 +61,26 @@ MAX_COLUMNS, LARGE, LABEL = 12, 1.5, 0.55
 
 @register_figure("vtranm-1", "attention weights, transformation weights, and the resulting map", CITE)
 def draw_weights(
-    loaded: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
+    given: FigureInputs,
     *,
     block: int | str = -1,
     strip: bool = True,
-    progress: Progress | None = None,
 ) -> Figure:
     """Draw the input, the attention and transformation weights of a block, and VTranM's map; below, every block.
 
     Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
+        given: The model, images and targets.
         block: Block whose weights are shown, counted from 0 or from the end, or "mean" for the mean over blocks.
         strip: Whether to add small maps of every block.
-        progress: Progress callbacks.
     """
-    explanations = explain_with_intermediates(
-        loaded, images, resolve_targets(loaded, images, targets), "vtranm", progress or Progress()
-    )
+    explanations = explain_with_intermediates(given, "vtranm")
     layers = len(explanations[0].intermediates["attention"][0])
     if block != "mean":
         if not isinstance(block, int):
             raise OptionError(f'block={block!r} must be an integer or "mean"')
         within("block", block, layers, "blocks")
     rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
-    aspect, lines = images.shape[2] / images.shape[3], ceil(layers / MAX_COLUMNS)
+    aspect, lines = given.aspect, ceil(layers / MAX_COLUMNS)
     columns = ceil(layers / lines)
     kinds = [name for name in STRIPS if name in explanations[0].intermediates] if strip else []
     wide = 4 * (LARGE + GAP) - GAP

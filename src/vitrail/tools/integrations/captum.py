@@ -165,9 +165,6 @@ def convergence_delta(explanation: Explanation) -> Tensor:
     """By how much integrated gradients miss completeness, shape (N,), as Captum computes it.
 
     The sum of the unscaled relevance, less the difference between the scores of image and baseline.
-
-    Args:
-        explanation: Of images, by ``integrated_gradients``, with one target for each.
     """
     source, options = explanation.source, explanation.options
     images = source.model_inputs.image if isinstance(source, MapSource) else None

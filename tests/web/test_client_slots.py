@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from tests.web.web_case import LONG_METHODS, small_app, tiny_model, upload_id, wait_until
 from vitrail.models.loaded import LoadedModel
 from vitrail.testing import tiny_vit
+from vitrail.web.client_slots import QUANTUM, ClientSlots
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, Step, _Slice
-from vitrail.web.turns import QUANTUM, Turns
 
 
 def put_endless(queue, client, stop, ended):
@@ -79,7 +79,7 @@ def test_a_long_step_waits_for_a_short_one_of_another_thread():
 
     ended = []
     queue.put(QueuedTask("a", deque([Step(run_long, False)]), ended.append))
-    wait_until(lambda: queue._turns.busy)
+    wait_until(lambda: queue._slots.busy)
     queue.submit("b", run_short).result(30)
     wait_until(lambda: ended)
     assert order == ["short", "long"]
@@ -117,21 +117,21 @@ def test_a_thread_that_wakes_after_the_queue_was_closed_finds_no_paused_step():
 
 
 def test_used_time_decides_between_clients_that_hold_as_many_slots():
-    turns = Turns(1)
-    turns.arrive("old")
-    turns.hold_slot(["old"], is_long=True)
-    turns.charge(["old"], 20 * QUANTUM)
-    turns.arrive("new")
-    assert turns.should_yield("old", 20 * QUANTUM, ["new"])
-    assert not turns.should_yield("old", QUANTUM / 2, ["new"])
-    assert not turns.should_yield("old", 20 * QUANTUM, ["old"])
-    turns.release_slot(["old"], is_long=True)
-    turns.hold_slot(["new"], is_long=True)
-    turns.charge(["new"], 2 * QUANTUM)
-    assert turns.should_yield("new", 2 * QUANTUM, ["old"])  # a newcomer starts with the time of the others
-    turns.leave("old")
-    turns.arrive("old")
-    assert turns.order(["new", "old"]) == ["old", "new"]
+    slots = ClientSlots(1)
+    slots.arrive("old")
+    slots.hold_slot(["old"], is_long=True)
+    slots.charge(["old"], 20 * QUANTUM)
+    slots.arrive("new")
+    assert slots.should_yield("old", 20 * QUANTUM, ["new"])
+    assert not slots.should_yield("old", QUANTUM / 2, ["new"])
+    assert not slots.should_yield("old", 20 * QUANTUM, ["old"])
+    slots.release_slot(["old"], is_long=True)
+    slots.hold_slot(["new"], is_long=True)
+    slots.charge(["new"], 2 * QUANTUM)
+    assert slots.should_yield("new", 2 * QUANTUM, ["old"])  # a newcomer starts with the time of the others
+    slots.leave("old")
+    slots.arrive("old")
+    assert slots.order(["new", "old"]) == ["old", "new"]
 
 
 def test_a_check_beside_a_flood_equals_the_check_alone():

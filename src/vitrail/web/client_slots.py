@@ -1,4 +1,4 @@
-"""Turns of clients: who holds how many slots, and whose turn is next.
+"""Slots of clients: who holds how many slots, and whose turn is next.
 
 A slot is the right to run one step. Long steps hold all slots but one, at most, so that a short step finds a free one.
 The client that holds the fewest slots is next; of several, the one that has used the least time, in units of `QUANTUM`;
@@ -15,22 +15,18 @@ from collections.abc import Iterable, Sequence
 QUANTUM = 0.05
 
 
-class Turns:
+class ClientSlots:
     """The slots that clients hold and the time they have used; the caller holds a lock.
 
-    Args:
-        slots: Number of steps that run at the same time.
-        reserved: Number of slots that long steps leave free; at least one slot is open to them.
-
     Example:
-        >>> turns = Turns(2, reserved=1)
+        >>> slots = ClientSlots(2, reserved=1)
         >>> for client in "ab":
-        ...     turns.arrive(client)
-        >>> turns.hold_slot(["a"], is_long=True)
-        >>> turns.has_slot(is_long=True), turns.has_slot(is_long=False)
+        ...     slots.arrive(client)
+        >>> slots.hold_slot(["a"], is_long=True)
+        >>> slots.has_slot(is_long=True), slots.has_slot(is_long=False)
         (False, True)
-        >>> turns.charge(["a"], 1.0)
-        >>> turns.should_yield("a", 1.0, ["b"]), turns.order(["a", "b"])
+        >>> slots.charge(["a"], 1.0)
+        >>> slots.should_yield("a", 1.0, ["b"]), slots.order(["a", "b"])
         (True, ['b', 'a'])
     """
 

@@ -21,7 +21,6 @@ from vitrail.web.api_errors import ApiError, not_found
 from vitrail.web.cache import BoundedStore, CheckCache, MapCache
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import encode_original
 from vitrail.web.page_targets import RequestedTarget
@@ -29,9 +28,9 @@ from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.request_batch import MapBatches, Predictions
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
-from vitrail.web.uploads import Upload, read_upload
+from vitrail.web.served_model import ServedModel
+from vitrail.web.uploads import Upload, read_upload, read_video
 from vitrail.web.validation import RequestedMethod, check_text
-from vitrail.web.video_uploads import read_video
 
 T = TypeVar("T")
 
@@ -78,12 +77,7 @@ class StoredImage:
 
 
 class ServerState:
-    """Models, images, jobs and caches of a server.
-
-    Args:
-        models: The models clients may use.
-        limits: The limits of requests.
-    """
+    """Models, images, jobs and caches of a server."""
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -237,9 +231,6 @@ class ServerState:
         Returns:
             The job, or an equal one of the same client that nobody follows at the moment: a page that was reloaded
             continues with the job that it has started.
-
-        Raises:
-            ApiError: 503, the queue is full.
         """
         if (same := self._abandoned(job)) is not None:
             same.followed_at = monotonic()

@@ -10,7 +10,7 @@ from tests.text.language import MarkedCopy, language_model, word_tokens
 from tests.zoo.vision_language import CASES, LABEL, TOKENIZER
 from vitrail.errors import InputError
 from vitrail.targets import token
-from vitrail.tools.prompt_curves import prompt_faithfulness
+from vitrail.tools.removal_curves import faithfulness
 from vitrail.trust.question_check import QuestionRemoval
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
@@ -37,7 +37,7 @@ def test_methods_that_find_the_copied_word_are_recommended():
 def test_faithfulness_of_the_right_order_is_the_highest():
     model, tokenizer = MarkedCopy(), word_tokens()
     found = vitrail.explain(model, PROMPTS[:1], methods=["gradient_x_input", "random"], tokenizer=tokenizer)
-    columns, removal = prompt_faithfulness(found["random"].source, found, [0.1, 0.5], lambda _: None)
+    columns, removal = faithfulness(found["random"].source, found, [0.1, 0.5], lambda _: None)
     assert removal == "mask"
     assert columns["gradient_x_input"].shape == (1, 1)
     assert columns["gradient_x_input"][0, 0] > 0.8

@@ -211,11 +211,7 @@ class ServedModel:
         return logits[0].float().clone()
 
     def check_method(self, method: Method, options: Mapping[str, Any]) -> None:
-        """Check that a method applies to the model.
-
-        Raises:
-            VitrailError: It does not; the message says why.
-        """
+        """Check that a method applies to the model."""
         if method.check_weights is not None and options.get("weights"):  # a client must not name files of the server
             raise OptionError(f"{method.name}: weights= names a file, which a server does not read; leave it out")
         method.check(self.structure, options, model=unwrap(self.loaded.module))
@@ -314,9 +310,6 @@ def serve_model(
         tokenizer: For text models, the fast tokenizer.
         used_ids: Ids of the other models.
         processor: For vision-language models, what turns images and questions into the arguments of the model.
-
-    Raises:
-        ModelError: The page does not support this model.
     """
     title = _public_name(spec)
     media = media_of(loaded) if tokenizer is None else "image"

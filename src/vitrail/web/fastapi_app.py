@@ -26,15 +26,16 @@ from vitrail.web.events import cancel_abandoned_jobs
 from vitrail.web.health import health_router
 from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
+from vitrail.web.map_pages import Gallery, maps_router
 from vitrail.web.middleware import SecurityMiddleware
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.queue import log
 from vitrail.web.reference import api_reference
 from vitrail.web.routes import client_of, router, server_of
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.script_bundle import bundle_modules, content_name
-from vitrail.web.state import ServerState
+from vitrail.web.served_model import ServedModel
+from vitrail.web.server_state import ServerState
 
 PAGE = "page.html"
 #: Width of the canvas before the first image is drawn: more than any column.
@@ -50,15 +51,9 @@ def make_app(
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
     access: AccessToken | None = None,
+    gallery: Gallery | None = None,
 ) -> FastAPI:
-    """Create the application.
-
-    Args:
-        models: The models clients may use.
-        limits: The limits of requests.
-        hosts: Host names the server answers to besides addresses and localhost; any by default.
-        access: The token that requests must carry; none by default.
-    """
+    """Create the application; ``gallery`` is a store of maps to browse at ``/maps``."""
     limits = limits or Limits()
     app = FastAPI(
         title="Vitrail", version=version("vitrail"), description=DESCRIPTION, openapi_url="/api/openapi.json",
@@ -67,6 +62,8 @@ def make_app(
     app.state.server = ServerState(models, limits)
     app.include_router(router)
     app.include_router(health_router)
+    if gallery is not None:
+        app.include_router(maps_router(gallery))
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
     static = package.joinpath("static")
@@ -74,6 +71,7 @@ def make_app(
     script_path = f"/static/{content_name('page.js', script)}"
     app.state.templates.env.globals |= {
         "colour_tables": colour_tables(), "first_size": _first_size(models), "script_path": script_path,
+        "gallery": gallery,
     }  # fmt: skip
     app.add_api_route(script_path, partial(_script, script), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=str(static)), "static")

@@ -76,13 +76,7 @@ class TimedProtocol(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """A server that ends event streams at once when it is stopped.
-
-    Args:
-        app: The application of `vitrail.web.app.make_app`.
-        host: The address.
-        port: The port.
-    """
+    """A server that ends event streams at once when it is stopped."""
 
     def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> None:
         limits: Limits = app.state.server.limits
@@ -104,11 +98,7 @@ class PageServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open the socket of a server.
-
-    Raises:
-        InputError: The port is used, or the address is not one of this machine.
-    """
+    """Open the socket of a server."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
