@@ -269,7 +269,7 @@ def _kept_draws(draw: Draw, resamples: int, images: int, seed: int) -> Array:
 
 def _signs(rng: np.random.Generator, count: int, images: int) -> Array:
     """Signs of a permutation test."""
-    return rng.integers(0, 2, (count, images), dtype=np.int8) * 2.0 - 1
+    return rng.integers(0, 2, (count, images), dtype=np.int8).astype(np.float64) * 2 - 1
 
 
 def _times(rng: np.random.Generator, count: int, images: int) -> Array:
