@@ -78,7 +78,10 @@ def images(score: Score) -> str:
 
 PAGES = ROOT / "docs" / "scores"
 #: Pages, marks on them, and what stands there.
-TABLES = ((PAGES / "grid_pointing.md", "grids", lambda: table(GRIDS)),)
+TABLES = (
+    (PAGES / "grid_pointing.md", "grids", lambda: table(GRIDS)),
+    (PAGES / "grid_pointing.md", "disconnected", lambda: table(DISCONNECTED)),
+)
 
 
 def main() -> None:

@@ -178,8 +178,12 @@ def claims_table(table: Table) -> str:
         methods = sum(not by_model[0][name].control for name in shared)
         firsts = [f"`{cell.method}` {cell.text(cell.value)}" for cell in best]
         rows.append([f"{column.title} {best[0].arrow}", *firsts, ", ".join(tied) or "–", f"{len(better)} of {methods}"])
-    tied_title = "best or not significantly different on all three"
-    head = ["score", *TITLES.values(), tied_title, "better than controls on all three"]
+    head = [
+        "score",
+        *TITLES.values(),
+        "best or not significantly different on all three",
+        "better than controls on all three",
+    ]
     return show._markdown(head, rows).replace("|---:|---:|---:|---:|", "|---|---|---|---|", 1)  # noqa: SLF001
 
 

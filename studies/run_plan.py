@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", nargs="+", default=None, help="run these methods instead of the plan's")
     parser.add_argument("--by-method", action="store_true", help="finish a method on all images before the next")
+    parser.add_argument("--first", type=int, default=0, help="number of the first chunk of images (%(default)s)")
     parser.add_argument("--limit", type=int, default=None, help="maximum number of images of each data set")
     parser.add_argument("--minutes", type=float, default=8.0, help="start no further part after this time")
     parser.add_argument("--out", type=Path, required=True)
@@ -92,6 +93,7 @@ def main() -> None:
     engine = LocalEngine(1, args.device, store.context.plan.threads)
     specs = store.context.plan.specs()
     missing = sorted(store.missing(), key=by_images)
+    missing = [chunk for chunk in missing if chunk.number >= args.first]
     if args.by_method:
         missing.sort(key=lambda chunk: min(map(specs.index, chunk.methods)))
     print(f"{store.context.key}: {len(missing)} of {len(store.chunks)} parts to do", flush=True)

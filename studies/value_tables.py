@@ -18,12 +18,17 @@ from vitrail.scores import difference, interval, mean_ratio
 def summarise(values: Values) -> dict[str, Any]:
     """Mean and 95 % interval of every score, and the difference to leadlight:object."""
     rows: dict[str, Any] = {}
-    for score, by_method in values.items():
+    for score, with_nan in values.items():
+        tables = {method: np.array(own) for method, own in with_nan.items() if np.isfinite(own).any()}
+        if not tables:
+            continue
+        defined = np.isfinite(list(tables.values())).all(0)  # some images have no value whatever the map
+        by_method = {method: own[defined] for method, own in tables.items()}
         for method, own in by_method.items():
-            table = np.array(own)[:, None]
+            table = own[:, None]
             row = {"images": len(own), "mean": [round(v, 5) for v in interval(table)]}
             if method != OBJECT and OBJECT in by_method:
-                row["to_object"] = [round(v, 5) for v in difference(table, np.array(by_method[OBJECT])[:, None])]
+                row["to_object"] = [round(v, 5) for v in difference(table, by_method[OBJECT][:, None])]
             rows.setdefault(score, {})[method] = row
     return rows
 

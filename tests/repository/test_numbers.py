@@ -49,7 +49,7 @@ FILES = {
     "docs/language-model-truth.md": ("results/recall.csv", f"{STUDIES}/needles.csv", f"{STUDIES}/movies-decoder.json"),
     "docs/models.md": ("benchmarks/results/*.json",),
     "docs/results.md": ("results/imagenet1000.csv",),
-    "docs/text.md": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json", f"{STUDIES}/movies-decoder.json"),
+    "docs/text.md": (f"{STUDIES}/movies*.json", "training/results/movies-*manifest.json"),
     "docs/three-models.md": ("results/three_models*.csv",),
     "docs/trust.md": (f"{STUDIES}/trust*.json",),
     "docs/web.md": ("benchmarks/results/serve*.json",),

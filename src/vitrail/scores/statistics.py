@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -15,6 +16,8 @@ from vitrail.errors import InputError
 Array = NDArray[np.float64]
 #: From means over images of M columns, shape (…, M), to a score, shape (…).
 ScoreFunction = Callable[[Array], Array]
+#: From a generator, a number of resamples and a number of images to a random table of that shape.
+Draw = Callable[[np.random.Generator, int, int], Array]
 #: Most random draws held in memory at a time.
 MAX_DRAWS = 1 << 22
 
@@ -190,9 +193,7 @@ def p_value(
     centre, half = (one + two).mean(0) / 2, (one - two) / 2
     observed = abs(float(score(one.mean(0)) - score(two.mean(0))))
     extreme = 0
-    rng = np.random.default_rng(seed)
-    for count in _chunk_sizes(resamples, len(one)):
-        signs = rng.integers(0, 2, (count, len(one)), dtype=np.int8) * 2.0 - 1
+    for signs in _draws(_signs, resamples, len(one), seed):
         shift = signs @ half / len(one)
         # Swaps that give the same difference up to rounding count as reaching it.
         extreme += int((np.abs(score(centre + shift) - score(centre - shift)) >= observed * (1 - 1e-9)).sum())
@@ -248,20 +249,39 @@ def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     return one, two
 
 
-def _chunk_sizes(resamples: int, images: int) -> Iterator[int]:
-    """Numbers of resamples to draw at a time, to bound memory."""
-    most = max(1, MAX_DRAWS // images)
-    return (min(most, resamples - done) for done in range(0, resamples, most))
+def _draws(draw: Draw, resamples: int, images: int, seed: int) -> Iterator[Array]:
+    """Random tables of shape (some resamples, images), in parts to bound memory; those of one part are kept.
+
+    Many tests of a comparison have the same number of images and the same seed, and so the same draws.
+    """
+    if resamples * images <= MAX_DRAWS:
+        yield _kept_draws(draw, resamples, images, seed)
+        return
+    rng, most = np.random.default_rng(seed), max(1, MAX_DRAWS // images)
+    for done in range(0, resamples, most):
+        yield draw(rng, min(most, resamples - done), images)
+
+
+@lru_cache(maxsize=4)
+def _kept_draws(draw: Draw, resamples: int, images: int, seed: int) -> Array:
+    return draw(np.random.default_rng(seed), resamples, images)
+
+
+def _signs(rng: np.random.Generator, count: int, images: int) -> Array:
+    """Signs of a permutation test."""
+    return rng.integers(0, 2, (count, images), dtype=np.int8).astype(np.float64) * 2 - 1
+
+
+def _times(rng: np.random.Generator, count: int, images: int) -> Array:
+    """How often each image is in each bootstrap sample."""
+    drawn = rng.integers(0, images, (count, images)) + np.arange(count)[:, None] * images
+    return np.bincount(drawn.ravel(), minlength=count * images).reshape(count, images).astype(np.float64)
 
 
 def _resampled(table: Array, resamples: int, seed: int) -> Array:
     """Column means of bootstrap samples, shape (resamples, M)."""
-    n, rng, means = len(table), np.random.default_rng(seed), []
-    for count in _chunk_sizes(resamples, n):
-        drawn = rng.integers(0, n, (count, n)) + np.arange(count)[:, None] * n
-        times = np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n)
-        means.append(times @ table / n)
-    return np.concatenate(means)
+    drawn = _draws(_times, resamples, len(table), seed)
+    return np.concatenate([times @ table / len(table) for times in drawn])
 
 
 def _percentiles(drawn: Array, level: float) -> tuple[float, float]:
