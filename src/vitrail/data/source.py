@@ -94,9 +94,9 @@ class FileSource:
 def read_bytes(address: str, start: int = 0, size: int = -1) -> bytes:
     """Read a file, or ``size`` bytes of it from ``start``."""
     if "://" not in address:  # without fsspec, which takes several times as long
-        path = Path(address).expanduser()
-        _refuse_special_file(path)
-        with path.open("rb") as file:
+        local = Path(address).expanduser()
+        _refuse_special_file(local)
+        with local.open("rb") as file:
             file.seek(start)
             return file.read(size)
     system, path = file_system(address)

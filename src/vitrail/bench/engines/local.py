@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from vitrail.bench.engines import BenchTask, FailedTasks, TaskCallback, compute_task, run_task
+from vitrail.bench.read_ahead import cancel_reading
 from vitrail.errors import InputError, OutputError, error_line
 
 #: Number of workers that may die on one task before the run stops.
@@ -92,6 +93,9 @@ def _run_here(tasks: Sequence[BenchTask], device: str, done: TaskCallback) -> No
                     before[1].result()
                     done(before[0])
                 writing = task, writer.submit(write)
+        except (KeyboardInterrupt, SystemExit):
+            cancel_reading()
+            raise
         finally:
             if writing is not None:
                 writing[1].result()
