@@ -35,8 +35,8 @@ class LocalEngine:
     """Run tasks on this machine.
 
     Args:
-        workers: Number of processes. Default: one per GPU, or one per ``threads`` cores. A single worker on the CPU is
-            the calling process itself.
+        workers: Number of processes. Default: one per GPU, or one per ``threads`` cores. A single worker is the calling
+            process itself, which also runs all tasks if it is daemonic, such as a worker of `multiprocessing.Pool`.
         device: "cpu", "cuda" (all GPUs), or one device such as "cuda:1".
         threads: Torch threads of each CPU worker.
     """
@@ -58,7 +58,7 @@ class LocalEngine:
         """
         if not tasks:
             return
-        if len(self.devices) == 1:
+        if len(self.devices) == 1 or mp.current_process().daemon:  # a daemonic process must not start others
             on_cpu = self.devices[0] == "cpu"
             with torch_threads(self.threads if on_cpu else torch.get_num_threads()):
                 _run_here(tasks, self.devices[0], done)
