@@ -285,7 +285,7 @@ def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> R
 
     if request.smoothing is not None:
         images_to_smooth(ModelInputs())  # raises: texts cannot be smoothed
-    prompts, tokenizer = encoded_prompts(inputs, request.tokenizer)
+    prompts, tokenizer = encoded_prompts(loaded.module, inputs, request.tokenizer)
     request = replace(request, tokenizer=tokenizer)
     settings = PromptSettings(loaded.module, tokenizer, request.units, request.batch_size, request.keep)
     inner = replace(request, check=False, batch_size=None)

@@ -30,6 +30,7 @@ from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import OutputReader
 from vitrail.text.language_model import attends_locally, check_length, context_limit, padded_inputs
 from vitrail.text.prediction import DEFAULT_BATCH_SIZE
+from vitrail.text.prompt_arguments import check_prompt_arguments
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.text_units import unit_of_tokens, units_of_each
@@ -317,7 +318,9 @@ def _joined(
     )  # fmt: skip
 
 
-def encoded_prompts(inputs: Any, tokenizer: Any) -> tuple[list[EncodedPrompt], TokenizerSettings]:
+def encoded_prompts(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[list[EncodedPrompt], TokenizerSettings]:
     """The prompts of a call, and the tokenizer settings."""
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
+    if isinstance(inputs, Mapping) and inputs.get("input_ids") is not None:
+        check_prompt_arguments(model, inputs)
     return encode_prompts(inputs, settings), settings
