@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS
-from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
+from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.inputs.map_source import MapSource
 from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.pipeline.explanation import Explanation
@@ -173,6 +173,12 @@ def _explain_rows(
             warnings.simplefilter("ignore", MapWarning)  # a row may be constant where the result is not
             results = explain_inputs(inputs, target)
         for label, result in results.items():
+            if result.grid.shape[-1] != longest:
+                raise NotApplicableError(
+                    f"{label} has a map of {result.grid.shape[-1]} tokens, and the prompt has {longest}: which of them "
+                    f"are the words is unknown, as where {type(settings.model).__name__} puts learned tokens in front "
+                    "of a text (prompt tuning); use gradient_x_input"
+                )
             each = found.setdefault(label, [result] * len(rows))
             limited = _causal(result, chosen)
             for j, i in enumerate(batch):
