@@ -112,7 +112,9 @@ def _tiled(tiles: Tensor, cells: list[Tensor], arguments: Mapping[str, Any]) -> 
     if best is None or best[0] < _ALIKE:
         found = "" if best is None else f" (the best order has a correlation of {best[0]:.2f} with the overview)"
         raise NotApplicableError(
-            f"{count} tiles of an image were given, and their order was not found{found}: pass one tile per image"
+            f"{count} images or tiles were given for one text, and they are not the tiles of one image with an "
+            f"overview{found}: ask about one image in each text, or explain the words alone with of='input_ids' and a "
+            "method such as gradient_x_input"
         )
     _, overview, shape, box = best
     rest = [k for k in range(count) if k != overview]
