@@ -169,6 +169,7 @@ def test_images_of_an_encoder_are_checked():
     for target in (token(7), answer([7, 9])):
         e = explain(case.model, inputs, target, ["gradient_x_input"], check=True)["gradient_x_input"]
         check = e.checks[0, 0]
+        assert e.label(0, 0).startswith("'token 7'" if target == token(7) else "'token 7, token 9'")
         assert check.class_similarity is not None  # another word was explained in the same call
         with torch.no_grad():
             scores = case.model(**inputs, decoder_input_ids=torch.tensor([[case.start, 7]])).logits
