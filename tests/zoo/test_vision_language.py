@@ -225,6 +225,38 @@ def test_what_a_processor_returns_is_explained():
     assert torch.equal(e.text[0].scores, same.text[0].scores)
 
 
+@pytest.mark.slow
+def test_an_image_that_does_not_fill_its_tiles_is_explained():
+    """The processor pads the image, and the model leaves out tokens of the padding: a patch is found where it is."""
+    import transformers
+    from PIL import Image
+
+    size = {"height": 64, "width": 64}
+    images = transformers.LlavaNextImageProcessor(
+        size={"shortest_edge": 64}, crop_size=size, image_grid_pinpoints=[[128, 128]]
+    )
+    options = {"patch_size": 16, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = processor_of("LlavaNextProcessor", images, **options | {"image_token": "<image>"})
+    wide = Image.effect_noise((6, 4), 80).convert("RGB").resize((96, 64), Image.Resampling.BICUBIC)
+    text = "<image> " + " ".join(f"w{i}" for i in range(9, 9 + WORDS))
+    inputs = dict(processor(images=wide, text=text, return_tensors="pt"))
+    case = vision_language.asked(case_of("llava_next").model, inputs, 0, None)
+    stream = vision_language.stream_of(case)
+
+    def change(pixels):
+        changed = pixels.clone()
+        changed[0, 4, :, :16, -16:] += 1  # the last tile, its first row and last column: row 4 and column 7 of 8
+        return changed
+
+    seen = vision_language.positions_of_patch(case, change, stream.place.name, stream.place.argument)
+    words = stream.words[0].nonzero()[:, 0].tolist()
+    model = vision_language.reading_only(case.model, stream.place.name, [*seen, words[-1]])
+    for method in METHODS:
+        e = vitrail.explain(model, inputs, method, processor=processor, target=token("w7"))
+        assert divmod(int(e.grid[0, 0].abs().argmax()), 8) == (4, 7), method
+        assert not e.grid[0, 0, [0, -1]].any(), method  # padding above and below
+
+
 def test_labels_of_a_processor_do_not_stop_an_answer():
     """The processor of PaliGemma adds labels; words that are appended have none."""
     from vitrail.targets import answer
