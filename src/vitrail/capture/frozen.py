@@ -183,7 +183,8 @@ class _Settings:
                 self.training.append(module)
             if parameters and held["_parameters"]:
                 self.trainable += [p for p in held["_parameters"].values() if p is not None and p.requires_grad]
-            if held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
+            own = getattr(held.get("forward"), "_torchdynamo_orig_callable", None)  # forward = torch.compile(forward)
+            if own is not None or held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
                 self.compiled = True
             if "running_var" in held["_buffers"]:
                 self.normalised = True
