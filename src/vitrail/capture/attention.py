@@ -21,15 +21,13 @@ from vitrail.capture.attention_reach import CausalKeys
 from vitrail.capture.attention_recorder import AttentionRecorder
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, flex_logits, unpack
 from vitrail.capture.operators import NORM
-from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, LOG_SOFTMAX, MATMUL, SOFTMAX
+from vitrail.capture.recogniser import ADDED_MATMUL, DIV, MATMUL, SOFTMAX, STARTS
 
 #: Functions that compute nothing; models call them more often than any other.
 ATTRIBUTES = {
     Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_cuda", "ndim")),
 }  # fmt: skip
-#: Functions that may begin a softmax the model writes out.
-STARTS = EXP | LOG_SOFTMAX
 
 
 class AttentionMode(AttentionRecorder, TorchFunctionMode):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention_products import MATRICES, PRODUCT_KINDS, attention_bytes
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.fast import fast_paths_disabled
 
 #: Memory of the matrices of one pass from which on none is kept, in bytes: for models in half precision on CUDA, whose
 #: fused attention is much faster than one that writes matrices, and for all others.
@@ -53,7 +53,7 @@ def _rowwise(
     batch: int,
     weight: Tensor,
 ) -> frozenset[int]:
-    if fast_paths_disabled() or structure.kind != "plain":
+    if fast.fast_paths_disabled() or structure.kind != "plain":
         return frozenset()
     needed = frozenset[int]().union(*wanted.values())
     matrices = frozenset[int]().union(*(kept.get(kind, frozenset()) for kind in MATRICES))
@@ -84,4 +84,5 @@ def mean_is_smaller(tokens: int, width: int) -> bool:
 
 def some_weight(model: nn.Module) -> Tensor:
     """The first weight of a model that holds real numbers, or a number for a model without weights."""
-    return next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    found = fast.float_parameter(model)
+    return torch.zeros(()) if found is None else found

@@ -44,8 +44,12 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"the model is {'missing (None)' if model is None else f'a {type(model).__name__}: {str(model)[:60]!r}'}; "
             'pass an nn.Module, or what vitrail.load("SOURCE:NAME") returns'
         )
+    return fast.call_cache("unwrapped", model, _unwrapped)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
     while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]  # noqa: SLF001
@@ -181,8 +185,10 @@ class _Settings:
             kinds.add(type(module))
             if module.training:
                 self.training.append(module)
-            if parameters and held["_parameters"]:
-                self.trainable += [p for p in held["_parameters"].values() if p is not None and p.requires_grad]
+            if parameters:
+                for parameter in held["_parameters"].values():
+                    if parameter is not None and parameter.requires_grad:
+                        self.trainable.append(parameter)
             own = getattr(held.get("forward"), "_torchdynamo_orig_callable", None)  # forward = torch.compile(forward)
             if own is not None or held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
                 self.compiled = True
@@ -191,7 +197,7 @@ class _Settings:
             if "config" in held:
                 self.configs[id(held["config"])] = held["config"]
             for name in _CHECKPOINTING:
-                if held.get(name) is True:
+                if name in held and held[name] is True:
                     self.switches.append((module, name))
         if any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in kinds):
             self.compiled = True

@@ -261,7 +261,7 @@ class ModelInputs:
 
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
-        parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+        parameter = fast.float_parameter(model)
         if parameter is None:
             return self
         device = offloaded_to(model) if parameter.is_meta else None
@@ -303,7 +303,7 @@ class ModelInputs:
                 isinstance(ids, Tensor)
                 and words is not None
                 and ids.shape == words.shape
-                and bool((ids == words).all())
+                and (ids is words or bool((ids == words).all()))
             )
             turned = isinstance(ids, Tensor) and words is not None and not same and ids.shape == words.shape[::-1]
             if not (same or turned):
@@ -317,7 +317,7 @@ class ModelInputs:
 
         # Encoders and decoders may hold copies of the layer that share its weight.
         shared = getattr(layer, "weight", None)
-        layers = {layer, *(m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is shared)}
+        layers = {layer, *(m for m in fast.modules_of(model) if isinstance(m, nn.Embedding) and m.weight is shared)}
         handles = [one.register_forward_hook(put) for one in layers]
         try:
             result = model(*self.args, **self.kwargs)
@@ -347,5 +347,5 @@ class ModelInputs:
 
 def method_dtype(model: nn.Module) -> torch.dtype:
     """The precision methods compute in: the model's own, but at least single."""
-    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return torch.promote_types(weight.dtype, torch.float32)
+    weight = fast.float_parameter(model)
+    return torch.promote_types(torch.get_default_dtype() if weight is None else weight.dtype, torch.float32)

@@ -20,6 +20,8 @@ from vitrail import fast
 #: Modules an adapted layer may be made of.
 _PLAIN = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 _Weights = tuple[Tensor, Tensor]
+#: Types of attributes that may change what a layer computes.
+_SETTINGS = (bool, int, float, str, list)
 #: Relative difference between a layer and its effective weights that is rounding.
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -108,11 +110,9 @@ def _effective(module: nn.Module) -> _Weights | None:
 
 
 def _confirmed(module: nn.Module) -> _Weights | None:
-    tensors = fast.tensors_of(fast.modules_of(module))
-    state = (
-        tuple((id(t), t._version if not t.is_inference() else 0) for t in tensors),  # noqa: SLF001
-        tuple(sorted((k, str(v)) for k, v in vars(module).items() if isinstance(v, bool | int | float | str | list))),
-    )
+    held = vars(module).items()
+    settings = [(k, type(v), str(v) if isinstance(v, list) else v) for k, v in held if isinstance(v, _SETTINGS)]
+    state = (fast.weights_state(module), settings)
     kept: tuple[Any, _Weights | None] | None = fast.recall(module, "adapters")
     if kept is None or kept[0] != state or not _holds(module, kept[1]):
         kept = fast.remember(module, "adapters", (state, _measure(module)))
@@ -171,7 +171,7 @@ def _measure(module: nn.Module) -> _Weights | None:
 def _run(module: nn.Module, rows: Tensor) -> Tensor | None:
     """The module's result for some rows, or None where it takes or gives something else."""
     try:
-        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+        with torch.no_grad(), fast.without_autocast(rows.device):
             out = module(rows[None])
     except Exception:  # noqa: BLE001 - a module that cannot be called with one tensor is no linear layer
         return None

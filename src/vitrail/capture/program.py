@@ -17,6 +17,9 @@ from torch import Tensor
 #: Indices longer than this are not compared by value.
 MAX_INDEX = 2**16
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+_NUMBERS = (int, float, str, torch.Size)
+#: Types of arguments that stand for themselves.
+_THEMSELVES = frozenset((bool, str, torch.dtype, torch.device))
 
 
 class Program:
@@ -48,43 +51,51 @@ class Program:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Add one function call; calls that only ask for a size or a number compute nothing that goes on."""
-        if isinstance(result, int | float | str | torch.Size):
+        one = isinstance(result, Tensor)
+        if not one and isinstance(result, _NUMBERS):
             return
-        described: list[Any] = [self.value, func]
+        origin, described = self._origin, [self.value, func]
         for value in args:
-            described.append(self._origin.get(id(value)) if isinstance(value, Tensor) else None)
-            if described[-1] is None:
-                described[-1] = self._described(value)
+            if isinstance(value, Tensor):
+                known = origin.get(id(value))
+                described.append(self._tensor(value) if known is None else known)
+            else:
+                described.append(self._described(value))
         if kwargs:
             described += [(name, self._described(value)) for name, value in kwargs.items()]
         self.value = hash(tuple(described))
         self._count += 1
-        if isinstance(result, Tensor):
-            self._origin[id(result)] = self._count
-        elif isinstance(result, tuple | list):
+        if one:
+            origin[id(result)] = self._count
+        elif isinstance(result, (tuple, list)):
             for i, value in enumerate(result):
                 if isinstance(value, Tensor):
-                    self._origin[id(value)] = self._count + (i + 1) * 2**32
+                    origin[id(value)] = self._count + (i + 1) * 2**32
 
     def _described(self, value: Any) -> Any:
         """A hashable stand-in for an argument. Python's hashes of −1 and −2 are equal, so signs are kept apart."""
+        kind = type(value)
+        if kind is int:
+            return (value < 0, abs(value))
+        if value is None or value is ... or kind in _THEMSELVES:
+            return value
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if value is None or isinstance(value, bool | str):
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._described, value))
+        if kind is slice:
+            return ("slice", *map(self._described, (value.start, value.stop, value.step)))
+        if isinstance(value, str):
             return value
         if isinstance(value, int):
             return (value < 0, abs(value))
         if isinstance(value, float):  # numbers may depend on the input; whether a term is left out must not
             return (value == 0, value == 1)
-        if isinstance(value, tuple | list):
-            return tuple(map(self._described, value))
-        if isinstance(value, slice):
-            return ("slice", *map(self._described, (value.start, value.stop, value.step)))
         if isinstance(value, Mapping):
             return tuple((str(key), self._described(one)) for key, one in value.items())
         if isinstance(value, np.ndarray):
             return (value.shape, value.tobytes()) if value.size <= MAX_INDEX else value.shape
-        return value if isinstance(value, torch.dtype | torch.device) else type(value)
+        return kind
 
     def _tensor(self, tensor: Tensor) -> Any:
         origin = self._origin.get(id(tensor))

@@ -36,6 +36,8 @@ FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatte
 _NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm, torch.gather, Tensor.gather}
 _NOT_ELEMENTWISE |= {torch.roll, Tensor.roll, torch.flip, Tensor.flip, torch.take_along_dim}
 CONCATENATE = {torch.cat, torch.concat, torch.concatenate}
+#: Functions that may begin a softmax the model writes out.
+STARTS = EXP | LOG_SOFTMAX
 UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
@@ -54,6 +56,8 @@ class Recogniser:
         self.unmatched = 0
         #: Products that may turn out to be QKᵀ, oldest first: logits may have terms of positions besides.
         self._products: list[QueryKeyProduct] = []
+        #: Ids of their results: few functions read one of them.
+        self._results: set[int] = set()
         self._softmax: Softmax | None = None
         self._exp: dict[int, tuple[Tensor, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
@@ -78,7 +82,7 @@ class Recogniser:
             found = None if operands is None else self._matmul_values(softmax, *operands)
         if found is not None:
             self._softmax = None
-            self._products.clear()
+            self._hold([])
             self._exp.clear()
             self._sums.clear()
         return found
@@ -155,7 +159,10 @@ class Recogniser:
 
     def product(self, left: Tensor, right: Tensor, order: tuple[int, ...], result: Tensor) -> None:
         """Remember the result of such a product."""
-        self._products = [*self._products[-7:], QueryKeyProduct(result, left, right, order)]
+        self._hold([*self._products[-7:], QueryKeyProduct(result, left, right, order)])
+
+    def _hold(self, products: list[QueryKeyProduct]) -> None:
+        self._products, self._results = products, {id(one.result) for one in products}
 
     # -- softmax -------------------------------------------------------------------------------------------------
 
@@ -165,7 +172,7 @@ class Recogniser:
             self.unmatched += 1
         product = next((one for one in self._products if one.result is logits), None)
         self._softmax = Softmax(result, logits, axis % logits.dim(), product)
-        self._products.clear()
+        self._hold([])
 
     def alias(self, result: Tensor) -> None:
         """The mode replaced the last softmax's result by another tensor."""
@@ -184,28 +191,32 @@ class Recogniser:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow logits, attention, and exponentials through one function call."""
-        if not isinstance(result, Tensor) or not args:
-            return
-        if func in LOG_SOFTMAX and result.dim() >= 3:
-            axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-            self._logs = {id(result): (result, args[0], axis)} if isinstance(axis, int) else {}
-            return
-        if func in EXP and id(args[0]) in self._logs:
-            _, logits, axis = self._logs.pop(id(args[0]))
-            self.softmax(logits, axis, result)
-            return
-        if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
-            if args[0] is not result:  # in place, the logits are gone
-                self._exp = {id(result): (result, args[0])}
-                self._sums.clear()
+        if not args or not isinstance(result, Tensor) or (func in STARTS and self._start(func, args, kwargs, result)):
             return
         if self._exp:
             self._follow_sums(func, args, kwargs, result)
         if self._softmax is not None and id(args[0]) in self._softmax.aliases:
             self._follow_attention(self._softmax, func, args, kwargs, result)
-        elif self._products:
+        elif self._products and (func in CONCATENATE or not self._results.isdisjoint(map(id, args[:2]))):
             followed = (self._follow_logits(one, func, args, kwargs, result) for one in self._products)
-            self._products = [one for one in followed if one is not None]
+            self._hold([one for one in followed if one is not None])
+
+    def _start(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
+        """Note a logarithm of a softmax or an exponential; returns whether it may be part of a softmax."""
+        if func in LOG_SOFTMAX and result.dim() >= 3:
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            self._logs = {id(result): (result, args[0], axis)} if isinstance(axis, int) else {}
+            return True
+        if func in EXP and id(args[0]) in self._logs:
+            _, logits, axis = self._logs.pop(id(args[0]))
+            self.softmax(logits, axis, result)
+            return True
+        if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
+            if args[0] is not result:  # in place, the logits are gone
+                self._exp = {id(result): (result, args[0])}
+                self._sums.clear()
+            return True
+        return False
 
     def _follow_sums(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         if func in SUM and id(args[0]) in self._exp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from operator import attrgetter, itemgetter
 from typing import Any, ParamSpec, TypeVar
@@ -85,6 +85,21 @@ def weights_of(model: nn.Module) -> list[Tensor]:
     return call_cache("modules", model, _walk)[1]
 
 
+def float_parameter(model: nn.Module) -> nn.Parameter | None:
+    """The first parameter of a model that holds real numbers, in the order of ``model.parameters()``; None for none.
+
+    Example:
+        >>> float_parameter(nn.Sequential(nn.ReLU(), nn.Linear(2, 3))).shape
+        torch.Size([3, 2])
+    """
+    return call_cache("float parameter", model, _float_parameter)
+
+
+def _float_parameter(model: nn.Module) -> nn.Parameter | None:
+    held = (one for module in modules_of(model) for one in module.__dict__["_parameters"].values())
+    return next((one for one in held if one is not None and one.is_floating_point()), None)
+
+
 def weights_state(model: nn.Module) -> tuple[int, ...]:
     """Identity, version and place of each tensor, which change when weights are trained, loaded or swapped."""
     return call_cache("weights", model, _weights_state)
@@ -120,15 +135,6 @@ def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
             if held["_modules"]:
                 waiting += [child for child in reversed(held["_modules"].values()) if child is not None]
     return list(found.values()), [tensor for tensor in tensors if tensor is not None]
-
-
-def tensors_of(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Parameters and buffers that the modules hold themselves; shared ones come more than once."""
-    for module in modules:
-        for held in (module._parameters, module._buffers):  # noqa: SLF001
-            for tensor in held.values():
-                if tensor is not None:
-                    yield tensor
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

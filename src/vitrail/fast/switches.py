@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
 
 
 class _Recomputation(threading.local):
@@ -21,6 +24,12 @@ def fast_paths_disabled() -> bool:
     Results agree to rounding; the switch is there to check that, and to find out which of the two is at fault.
     """
     return os.environ.get("VITRAIL_PLAIN", "") not in ("", "0")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which autocast is off on a device; where it is off already, nothing has to be switched."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -89,11 +90,23 @@ def _refuse_unclear_positions(given: Mapping[str, Any], model: nn.Module) -> Non
         )
 
 
+#: Signatures of forward methods, without ``self``.
+_signatures: WeakKeyDictionary[Any, Signature] = WeakKeyDictionary()
+
+
 def _signature(model: nn.Module) -> Signature | None:
+    forward = unwrap(model).forward
+    function = getattr(forward, "__func__", None)  # None where a forward was put into the module itself
+    known = None if function is None else _signatures.get(function)
+    if known is not None:
+        return known
     try:
-        return signature(unwrap(model).forward)
+        found = signature(forward)
     except (TypeError, ValueError):
         return None
+    if function is not None:
+        _signatures[function] = found
+    return found
 
 
 def _binds(takes: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

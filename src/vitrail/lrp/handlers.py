@@ -6,8 +6,9 @@ Each takes the state and the arguments of the torch function, and runs only wher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vitrail.errors import NotApplicableError
 from vitrail.lrp.convolution import convolve
 from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
 from vitrail.lrp.relevance_state import RelevanceState
+from vitrail.lrp.rule_sets import RuleSet
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
 DIV = {torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
@@ -192,18 +194,17 @@ def _refuse_experts(state: RelevanceState) -> None:
 
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
-    left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right):
-        left, right = _gates_fixed(state, left, right, matrix=False)
-    if depends(left) and depends(right):
-        widths = [t.shape[-1] if t.dim() else 1 for t in (left, right)]
-        if widths[0] != widths[1] and 1 in widths:
-            # One number a token, as in a norm written out, or one number in all: a scale.
-            left, right = (t.detach() if width == 1 else t for t, width in zip((left, right), widths, strict=True))
-        elif _is_written_activation(state, left, right):
-            return torch.mul(left, right)
-        else:
-            return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
+        left, right = _gates_fixed(state, *_numbers_fixed(left, right), matrix=False)
+        if left.requires_grad and right.requires_grad:
+            widths = [t.shape[-1] if t.dim() else 1 for t in (left, right)]
+            if widths[0] != widths[1] and 1 in widths:
+                # One number a token, as in a norm written out, or one number in all: a scale.
+                left, right = (t.detach() if width == 1 else t for t, width in zip((left, right), widths, strict=True))
+            elif _is_written_activation(state, left, right):
+                return torch.mul(left, right)
+            else:
+                return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)
     out = plain(state, "scale", lambda x: func(x, factor), x)
     if out.dim() == 4 and isinstance(factor, Tensor) and factor.dim() >= 2:
@@ -224,8 +225,6 @@ def div(state: RelevanceState, func: Any, left: Any, right: Any, **kwargs: Any) 
 
 def add(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """A sum."""
-    if state.rule("add") is None:
-        return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
     left, right = _numbers_fixed(left, right)
     if alpha != 1:
         right = mul(state, torch.mul, right, alpha) if depends(right) else right * alpha
@@ -234,7 +233,7 @@ def add(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
 
 def sub(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """A difference: of a constant or a mean it is a shift."""
-    if state.rule("add") is None or alpha != 1:
+    if alpha != 1:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
     left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right) and left.shape[-1:] != (1,) == right.shape[-1:]:
@@ -402,3 +401,18 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(ADD, add), **dict.fromkeys(SUB, sub), **dict.fromkeys(MUL, mul), **dict.fromkeys(DIV, div),
     **dict.fromkeys(ACTIVATION, activate),
 }  # fmt: skip
+#: Handlers that need a rule; without any of the names, the functions keep their ordinary gradient.
+_NEEDED_RULES = {add: ("add",), sub: ("add",), neg: ("add", "scale"), mean: ("mean",)}
+
+
+@cache
+def handlers_of(rules: RuleSet) -> Mapping[Any, Callable[..., Any]]:
+    """The handlers that a rule set needs.
+
+    Example:
+        >>> from vitrail.lrp.rule_sets import OURS, attnlrp
+        >>> torch.add in handlers_of(OURS), torch.add in handlers_of(attnlrp()), torch.mul in handlers_of(attnlrp())
+        (True, False, True)
+    """
+    needed = {handler for handler, names in _NEEDED_RULES.items() if any(name in rules.rules for name in names)}
+    return {func: one for func, one in HANDLERS.items() if one not in _NEEDED_RULES or one in needed}

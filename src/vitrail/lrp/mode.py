@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -18,12 +19,18 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention import ATTRIBUTES
 from vitrail.capture.program import Program
-from vitrail.capture.recogniser import DIV
+from vitrail.capture.recogniser import DIV, STARTS
 from vitrail.lrp.attention_operations import ATTENTION, STEPWISE, written_softmax
-from vitrail.lrp.handlers import HANDLERS, IN_PLACE, depends
+from vitrail.lrp.handlers import IN_PLACE, depends, handlers_of
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rule_sets import RuleSet
+
+
+@cache
+def _ruled_functions(rules: RuleSet) -> frozenset[Any]:
+    """The functions that are not simply called under a rule set."""
+    return frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, *handlers_of(rules), F.embedding))
 
 
 class RelevanceMode(RelevanceState, TorchFunctionMode):
@@ -59,6 +66,8 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         super().__init__(rules, samples, heads_first, mixed_precision, fuses=tokens_of is not None)
         self._tokens_of = tokens_of
         self.program, self._inside = program, False
+        self._handlers = handlers_of(rules)
+        self._ruled = _ruled_functions(rules)
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -74,42 +83,44 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         if func in ATTRIBUTES:
-            return func(*args, **kwargs)
-        if self.program is None or self._inside:
-            return self._by_rules(func, args, kwargs)
-        self._inside = True  # the steps of a function are none of the model's calls
-        try:
-            result = self._by_rules(func, args, kwargs)
-        finally:
-            self._inside = False
-        self.program.note(func, args, kwargs, result)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        program = None if self._inside else self.program
+        if func in self._ruled:
+            kwargs = kwargs or {}
+            self._inside = True  # the steps of a function are none of the model's calls
+            try:
+                result = self._by_rules(func, args, kwargs)
+            finally:
+                self._inside = program is None and self.program is not None
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            kwargs = kwargs or {}
+            self._follow(func, args, kwargs, result)
+        if program is not None:
+            program.note(func, args, kwargs, result)
         return result
 
     def _by_rules(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stepwise = STEPWISE.get(func)
         if stepwise is not None:
             return stepwise(self, func, *args, **kwargs)
-        out_of_place = IN_PLACE.get(func)
-        if out_of_place is not None and any(map(depends, args)):
-            return self._in_place(out_of_place, args, kwargs)
+        if func in IN_PLACE and any(map(depends, args)):
+            return self._in_place(IN_PLACE[func], args, kwargs)
         result = self._call(func, args, kwargs)
         self._follow(func, args, kwargs, result)
         return result
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in ATTENTION:
+            return ATTENTION[func](self, func, *args, **kwargs)
         written = self.recogniser.written_softmax(func, args) if func in DIV else None
         if written is not None:
             return written_softmax(self, *written)
-        handler = ATTENTION.get(func)
-        if handler is None:
-            handler = HANDLERS.get(func)
-            if handler is not None and not (any(map(depends, args)) or any(map(depends, kwargs.values()))):
-                handler = None
-        if handler is not None:
+        handler = self._handlers.get(func)
+        if handler is not None and (any(map(depends, args)) or any(map(depends, kwargs.values()))):
             return handler(self, func, *args, **kwargs)
-        result = func(*args, **kwargs)
+        result = func(*args, **kwargs) if kwargs else func(*args)
         if self._text and func is F.embedding and result.is_leaf:
             # A copy, because models add to it in place, which a leaf does not allow.
             return (result.float() if self.mixed_precision else result).requires_grad_().clone()
@@ -131,11 +142,13 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         result: Any,
         before: tuple[Tensor, GradientEdge, Tensor] | None = None,
     ) -> None:
-        if func not in ATTENTION:
+        if (self.recogniser.waiting or func in STARTS) and func not in ATTENTION:
             self.recogniser.follow(func, args, kwargs, result)
         if self._tokens_of in self.entering:
             return
         self.stream.after(func, args, kwargs, result)
+        if not self.found:
+            return
         for (_, call), stream in self.found.items():
             if before is not None and stream is before[0]:
                 self.entering[call] = before[1:]

@@ -97,7 +97,7 @@ class Propagation:
             StructureDiffersError: They depend on other attention layers than those of the structure.
         """
         device = self.passes[0].mode.attention[0].device
-        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        with torch.enable_grad(), fast.without_autocast(device):
             return replace(self, passes=tuple(_reading(one, self.structure, read) for one in self.passes))
 
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
@@ -177,17 +177,19 @@ def propagation(
     ):
         # With as many tokens as images, the two axes cannot be distinguished.
         parts = [model_inputs.select(slice(0, batch - 1)), model_inputs.select(slice(batch - 1, None))]
-    with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
+    with frozen(model), fast.without_autocast(model_inputs.tensors[0].device):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
 
 
 def _refuse_quantised(model: nn.Module, rules: RuleSet) -> None:
     """Refuse quantised layers where rules read weights: only the plain gradient passes their products as it must."""
-    layer = next((m for m in model.modules() if type(m).__module__.startswith(_QUANTISED)), None)
-    if layer is not None and (rules.reads_weights or not rules.gradient):
+    if rules.gradient and not rules.reads_weights:
+        return
+    layer = next((kind for kind in map(type, fast.modules_of(model)) if kind.__module__.startswith(_QUANTISED)), None)
+    if layer is not None:
         raise NotApplicableError(
-            f"the rules of {rules.name} need the weights of linear layers, and {type(layer).__name__} of "
-            f"{type(layer).__module__.partition('.')[0]} hides quantised ones; use attnlrp:gamma_linear=0, "
+            f"the rules of {rules.name} need the weights of linear layers, and {layer.__name__} of "
+            f"{layer.__module__.partition('.')[0]} hides quantised ones; use attnlrp:gamma_linear=0, "
             "conservative_lrp or a gradient method, or load the model without quantisation"
         )
 
@@ -266,7 +268,7 @@ def in_half_precision(model: nn.Module) -> bool:
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
     """The half precisions among a model's tensors."""
-    return {t.dtype for t in fast.tensors_of(fast.modules_of(model))} & set(HALF)
+    return fast.call_cache("half precisions", model, lambda one: {t.dtype for t in fast.weights_of(one)} & set(HALF))
 
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:

@@ -12,7 +12,7 @@ from vitrail.capture.recogniser import Recogniser
 from vitrail.capture.residual import ResidualStream
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.rule_sets import RuleSet
-from vitrail.lrp.rules import Rule
+from vitrail.lrp.rules import Rule, unchanged
 
 #: Most operations between a sigmoid or tanh and the product in which it is a gate: views, and sums with constants.
 _GATE_STEPS = 8
@@ -57,6 +57,8 @@ class RelevanceState:
     ) -> None:
         super().__init__()
         self.rules, self.fuses = rules, fuses
+        table = {"inner": rules.rules.get("linear"), **rules.rules}
+        self._table = {name: None if rule is unchanged else rule for name, rule in table.items()}
         self.mixed_precision = mixed_precision
         self.samples = samples
         self.heads_first = heads_first
@@ -76,8 +78,7 @@ class RelevanceState:
 
     def rule(self, name: str) -> Rule | None:
         """The rule for an operation, or None where its ordinary gradient is right."""
-        table = self.rules.rules
-        return table.get("linear" if name == "inner" and name not in table else name)
+        return self._table.get(name)
 
     def operand(self, x: Tensor, weight: Tensor) -> Tensor:
         """What enters a linear map, in the precision of its weights where precisions are mixed."""

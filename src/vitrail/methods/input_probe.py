@@ -118,6 +118,8 @@ class InputProbe:
         words, patches = self.model_inputs.words, self.model_inputs.patches
         if words is None:
             return self.canvas if patches is None else patches.detach()
+        if self.seen is not None and self.seen.leaf is not None:
+            return self.seen.leaf.detach()
         with torch.no_grad():
             vectors = self.embedding_layer(words)
         vectors = vectors[0] if isinstance(vectors, tuple) else vectors

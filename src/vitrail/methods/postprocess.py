@@ -37,7 +37,7 @@ def to_maps(
     if size is not None and relevance.dim() == 4 and grid is not None and relevance.shape[-1] == prod(grid):
         relevance = relevance.reshape(*relevance.shape[:3], *grid)
     if size is None or not _is_placed(relevance, size, grid):
-        raw = F.pad(relevance, (structure.layout.prefix or 0, 0))
+        raw = F.pad(relevance, (structure.layout.prefix, 0)) if structure.layout.prefix else relevance
         return normalise(raw, signed=signed, axes=1).float(), raw, constant
     raw, axes = relevance, len(size)
     area = structure.layout.area if tuple(raw.shape[3:]) == grid else None
@@ -122,9 +122,11 @@ def normalise(maps: Tensor, signed: bool = False, axes: int = 2, among: Tensor |
         tensor([[ 0.5000, -1.0000]])
     """
     high, low = _range(maps, axes, among)
-    span = torch.maximum(high.abs(), low.abs()) if signed else high - low
-    low = torch.zeros((), dtype=maps.dtype, device=maps.device) if signed else low
-    return torch.where(is_constant(maps, axes, among), 0.0, (maps - low) / torch.where(span > 0, span, 1.0))
+    size = torch.maximum(high.abs(), low.abs())
+    constant = _is_narrow(high, low, size)
+    # Where the span is 0 the map is constant, and whatever comes out of the division is replaced.
+    scaled = maps / size if signed else (maps - low) / (high - low)
+    return scaled.masked_fill(constant, 0.0)
 
 
 def is_constant(maps: Tensor, axes: int = 2, among: Tensor | None = None) -> Tensor:
@@ -144,14 +146,20 @@ def is_constant(maps: Tensor, axes: int = 2, among: Tensor | None = None) -> Ten
                 [False]])
     """
     high, low = _range(maps, axes, among)
-    eps = torch.finfo(maps.dtype).eps
-    return ~((high - low) > 8 * eps * torch.maximum(high.abs(), low.abs()))
+    return _is_narrow(high, low, torch.maximum(high.abs(), low.abs()))
+
+
+def _is_narrow(high: Tensor, low: Tensor, size: Tensor) -> Tensor:
+    return ~((high - low) > 8 * torch.finfo(high.dtype).eps * size)
 
 
 def _range(maps: Tensor, axes: int, among: Tensor | None) -> tuple[Tensor, Tensor]:
     """Largest and smallest value of each map."""
     over = tuple(range(-axes, 0))
     if among is None:
+        if axes == 1:
+            low, high = maps.aminmax(dim=-1, keepdim=True)
+            return high, low
         return maps.amax(over, keepdim=True), maps.amin(over, keepdim=True)
     high, low = torch.where(among, maps, -torch.inf), torch.where(among, maps, torch.inf)
     return high.amax(over, keepdim=True), low.amin(over, keepdim=True)

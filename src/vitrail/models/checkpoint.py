@@ -181,13 +181,21 @@ def _sample(model: nn.Module) -> Tensor:
                 norms = torch._foreach_norm(tensors)  # noqa: SLF001
                 alike = len({norm.dtype for norm in norms}) == 1
                 return torch.stack(norms if alike else [norm.float() for norm in norms]).float()
-        tensors = [t.detach() for t in tensors if not t.is_sparse]
-        picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)] for t in tensors]
-        if len({one.dtype for one in picked}) > 1:
-            picked = [one.float() for one in picked]
-        return torch.cat(picked).float().nan_to_num_() if picked else torch.zeros(0)
+        with torch.no_grad():
+            picked = [_spaced(t) for t in tensors if not t.is_sparse]
+            if len({one.dtype for one in picked}) > 1:
+                picked = [one.float() for one in picked]
+            return torch.cat(picked).float().nan_to_num_() if picked else torch.zeros(0)
     except (RuntimeError, NotImplementedError):  # tensors of a kind that has no such values
         return torch.zeros(0)
+
+
+def _spaced(t: Tensor) -> Tensor:
+    """Values of a tensor at equal distances, in one step where they lie in a row."""
+    step = max(1, t.numel() // _SAMPLES)
+    if t.is_contiguous():
+        return t.as_strided((-(-t.numel() // step),), (step,))
+    return t.reshape(-1)[::step]
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

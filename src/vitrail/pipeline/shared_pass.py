@@ -335,7 +335,7 @@ class MethodTimer:
         if job.method.family == "perturbation" and probe.removal_scorer is not None:
             method_probe = replace(method_probe, scorer=probe.removal_scorer)
         given = method_probe if trace is None else ProbedTrace.of(trace, method_probe, notes)
-        with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
+        with torch.no_grad(), fast.without_autocast(probe.model_inputs.tensors[0].device):
             relevance = job.method.apply(given, job.options)
             relevance = relevance if trace is None else _on_seen_tokens(relevance, trace)
         self.seconds[job.label] += perf_counter() - began
