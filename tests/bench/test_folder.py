@@ -124,6 +124,7 @@ def test_overlays_of_a_folder_are_those_of_explain(tmp_path):
         assert np.abs(drawn - np.asarray(one.overlay(), float)).mean() < 3, "up to JPEG and half precision"
 
 
+@pytest.mark.slow
 def test_overlays_of_a_list_in_any_order_are_all_drawn(tmp_path):
     names = ["c.png", "a.png", "d.png", "b.png"]
     for i, name in enumerate(names):
@@ -136,6 +137,7 @@ def test_overlays_of_a_list_in_any_order_are_all_drawn(tmp_path):
     assert {path.name[:5] for path in (tmp_path / "out" / "overlays").glob("*.rollout-0.jpg")} == set(names)
 
 
+@pytest.mark.slow
 def test_maps_of_settings_whose_run_was_killed_are_not_taken_for_those_of_others(photos, tmp_path, monkeypatch):
     """The second run is killed between its two files: its maps replaced those of the first, its rows did not."""
     maps = tmp_path / "out" / "parts" / "part-00000.safetensors"
@@ -154,6 +156,7 @@ def test_maps_of_settings_whose_run_was_killed_are_not_taken_for_those_of_others
     assert (index.read_bytes(), maps.read_bytes()) == first
 
 
+@pytest.mark.slow
 def test_parts_that_were_not_reached_have_the_reason(photos, tmp_path, monkeypatch):
     (photos / "broken.png").unlink()
     for name in "defg":
@@ -173,6 +176,7 @@ def test_parts_that_were_not_reached_have_the_reason(photos, tmp_path, monkeypat
     assert table["error"].null_count() == 6
 
 
+@pytest.mark.slow
 def test_part_that_other_settings_overwrote_meanwhile_is_named(photos, tmp_path):
     class Overtaken:
         def run(self, tasks, _done):

@@ -52,6 +52,16 @@ def test_rows_are_chosen_by_method_class_and_image(folder):
     assert all(gallery.store.index.slice(n, 1).to_pylist() == [row] for n, row in dogs.rows.items())
 
 
+def test_rows_of_a_truncated_file_have_the_reason(folder):
+    path = folder / "parts" / "p.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    rows = list(MapGallery(folder).rows(page=6).rows.values())
+    assert [row["error"] for row in rows] == ["not an image"]
+    (row,) = MapGallery(folder).rows(method="tam", image="i007").rows.values()
+    assert row["offset"] == -1
+    assert "p.safetensors is truncated or damaged" in row["error"]
+
+
 def test_picture_of_a_map_whose_image_is_not_there(folder):
     gallery = MapGallery(folder)
     (number,) = gallery.rows(method="tam", image="i007").rows

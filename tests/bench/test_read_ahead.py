@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.bench.bench_helpers import TINY, assert_same, open_store
 from vitrail.bench import LocalEngine, chunk
-from vitrail.bench.engines import LostTasksError
+from vitrail.bench.engines import LostTasksError, local
 from vitrail.bench.read_ahead import ReadAhead
 from vitrail.errors import OutputError
 
@@ -149,3 +150,12 @@ def test_part_that_cannot_be_written_stops_the_run():
         LocalEngine(1).run(tasks, lambda task: done.append(task.name))
     assert done == ["a"]
     assert "compute d" not in log
+
+
+def test_daemonic_process_runs_the_tasks_of_all_workers_itself(monkeypatch):
+    """A worker of `multiprocessing.Pool` must not start processes."""
+    monkeypatch.setattr(local.mp, "current_process", lambda: SimpleNamespace(daemon=True))
+    engine, log, done = LocalEngine(2), [], []
+    engine.run([WrittenTask(name, log) for name in "abc"], lambda task: done.append(task.name))
+    assert done == ["a", "b", "c"]
+    assert not engine.processes

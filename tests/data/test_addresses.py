@@ -186,6 +186,10 @@ def test_unreachable_store_is_named(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "isdir", refuse)
     with pytest.raises(UnreachableError, match="does not answer"):
         open_source("memory://shards")
+    monkeypatch.setattr(MemoryFileSystem, "isfile", refuse)
+    for address in ("memory://shards", "memory://shards/*.tar"):
+        with pytest.raises(UnreachableError, match="does not answer"):
+            open_source(address)
     with pytest.raises(UnreachableError, match="hf:beans does not answer"), name_store_errors("hf:beans"):
         raise ConnectionError("Couldn't reach 'beans' on the Hub")
 

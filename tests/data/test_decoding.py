@@ -144,7 +144,7 @@ def test_image_whose_process_died_is_never_decoded_here(stubbed, shard, monkeypa
 
 
 def test_without_processes_images_are_decoded_here_at_once(stubbed, shard, monkeypatch):
-    stubbed._free.get()
+    stubbed._free.get_nowait()
     stubbed._started[0].kill()
     monkeypatch.setattr(decoding, "MAX_WAIT", -1)  # waiting would raise an error
     assert same(stubbed(shard, shard.items, PREPROCESS), ImageDecoder(0)(shard, shard.items, PREPROCESS))

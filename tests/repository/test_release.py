@@ -43,6 +43,29 @@ def test_workflow_tests_the_oldest_versions_and_every_python():
     assert workflow.count(matrix) == 2, "the fast tests and the wheel run on every supported Python"
 
 
+def test_workflows_run_commands_that_exist():
+    yaml = pytest.importorskip("yaml")
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
+    called = set()
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow[True], "YAML reads the key `on` as true"
+        for name, job in workflow["jobs"].items():
+            assert job["timeout-minutes"] <= 90, name
+            for step in job["steps"]:
+                assert ("run" in step) != ("uses" in step), step
+                called |= set(step.get("run", "").split("\n"))
+    made = {line.removeprefix("make ") for line in called if line.startswith("make ")}
+    assert {"lint", "test-fast", "test-all", "docs"} <= made <= targets
+    for line in called:
+        assert all((ROOT / path).exists() for path in re.findall(r"(?:^| )((?:tests|\.ci)/\S+)", line)), line
+    extras = {one for line in called for group in re.findall(r'-e "\.\[([\w,]+)\]"', line) for one in group.split(",")}
+    assert extras
+    known = project()["project"]["optional-dependencies"]
+    assert extras <= set(known)
+    assert known["all"] == [f"vitrail[{','.join(name for name in known if name != 'all')}]"]
+
+
 def test_api_page_names_the_stable_modules():
     section = text("docs/api.md").split("## What is stable")[1].split("\n## ")[0]
     missing = [module for module in json.loads(text("tests/api_surface.json")) if f"`{module}`" not in section]

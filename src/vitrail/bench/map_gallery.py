@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vitrail.bench.audit.images import AuditImages
 from vitrail.bench.map_store import map_pixels, open_maps
 from vitrail.bench.report.example_images import encode_jpeg
-from vitrail.errors import InputError, require
+from vitrail.errors import InputError, VitrailError, require
 
 #: Maps on one page.
 PAGE_SIZE = 60
@@ -53,7 +53,7 @@ class MapGallery:
         return self.store.values(column)
 
     def rows(self, method: str = "", name: str = "", image: str = "", page: int = 1) -> GalleryPage:
-        """Rows of a page.
+        """Rows of a page; where the file of a map cannot be read, the reason is the row's error.
 
         Args:
             method: Spec of the method; all of them if empty.
@@ -75,6 +75,12 @@ class MapGallery:
         page = min(max(page, 1), pages)
         shown = numbers.slice((page - 1) * PAGE_SIZE, PAGE_SIZE)
         rows = dict(zip(shown.to_pylist(), index.take(shown).to_pylist(), strict=True))
+        for row in rows.values():
+            try:
+                with self._lock:
+                    self.store.read(row)
+            except VitrailError as error:  # a file of maps that is truncated or missing
+                row.update(offset=-1, error=row["error"] or str(error))
         return GalleryPage(rows, len(numbers), page, pages)
 
     def picture(self, number: int) -> bytes:

@@ -72,8 +72,7 @@ def main() -> None:
     """Run the command line; errors that Vitrail raises become one line on standard error and exit code 2.
 
     The code is 1 if work was begun and not finished: images failed, parts were lost, or the disk is full. Ctrl-C
-    becomes
-    one line and exit code 130.
+    becomes one line and exit code 130.
     """
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:

@@ -74,7 +74,7 @@ def open_source(
         UnreachableError: The store does not answer.
     """
     text = str(address)
-    if (text.startswith("hf:") and "://" not in text) or is_saved_dataset(text):
+    if (text.startswith("hf:") and "://" not in text) or _is_saved(text):
         return list_hub(text, split, column, label)
     files, root, is_folder = _list_files(text, recursive)
     if exclude is not None:
@@ -97,6 +97,13 @@ def open_source(
         return TarSource(_unique(text, [item for file, name in chosen for item in list_shard(file, name)]))
     rows = _unique(text, [item for file, name in chosen for item in list_rows(file, name, column, label)])
     return TableSource(rows, column=column)
+
+
+def _is_saved(address: str) -> bool:
+    """Whether an address is a folder of Hugging Face; a store is asked only where it may be one."""
+    is_files = re.search(r"[*?\[{]", address) or address.lower().endswith(sum(KINDS.values(), ()))
+    with name_store_errors(address):
+        return not ("://" in address and is_files) and is_saved_dataset(address)
 
 
 def _unique(address: str, items: Sequence[SourceItem]) -> tuple[SourceItem, ...]:
