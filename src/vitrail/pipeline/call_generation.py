@@ -97,10 +97,13 @@ def _assembled(
         at += len(piece)
     text += "".join(pieces)
     probabilities = torch.tensor([getattr(one.pinned, "probability", 0.0) for one in found.named_targets[0]]).double()
+    # Special tokens of the text are no words, as in the explanation of the text.
+    own_words = () if read is None else tuple(span for span in read.spans if span[1] <= start)
+    written = tuple((a + start, b + start) for a, b in word_spans(text[start:]))
     grid, pixels = _picture(found)
     return GenerationExplanation(
         found, found.method, text, start, (*names, *tokenizer.convert_ids_to_tokens(list(ids))), tuple(spans), own,
-        matrix, tuple(probabilities.log().tolist()), word_spans(text), found.signed, name, grid, pixels,
+        matrix, tuple(probabilities.log().tolist()), (*own_words, *written), found.signed, name, grid, pixels,
     )  # fmt: skip
 
 
