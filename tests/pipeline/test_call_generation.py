@@ -187,3 +187,16 @@ def test_the_sources_of_words_in_a_sound_are_shown_on_its_spectrogram():
     sound = inputs["input_features"][0]
     loudest = divmod(int(sound.argmax()), 64)
     assert g.pixels[15 - loudest[0], loudest[1]].tolist() == [255] * 3
+
+
+def test_special_tokens_of_an_encoder_are_no_sources():
+    from tests.zoo.written_words import CASES as WRITTEN
+
+    case = WRITTEN["bart"]()
+    inputs = {"input_ids": torch.tensor([[0, 5, 6, 7, 2]])}  # <s> … </s>
+    g = vitrail.explain_generation(
+        case.model, inputs, "gradient_x_input", tokenizer=NumberWords(), continuation="w9 w10"
+    )
+    assert g.sources == ("w5", "w6", "w7", "w9", "w10")
+    e = vitrail.explain(case.model, inputs, "gradient_x_input", tokenizer=NumberWords(), target=token("w9"))
+    assert torch.allclose(g.scores[0, :3], e.text[0].scores[0].float(), atol=1e-6)

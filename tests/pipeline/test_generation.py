@@ -118,6 +118,23 @@ def test_words_and_units_add_up_the_tokens():
     assert float(g.scores[0, 0]) == pytest.approx(float(g.matrix[0, inside].sum()), abs=1e-6)
 
 
+def test_a_unit_that_goes_on_in_the_generated_text_is_divided_there():
+    """The last sentence of the prompt is a source of the words that continue it, and so are earlier ones of these."""
+    model, tokenizer = language_model()
+    g = vitrail.explain_generation(
+        model, "Anna has red. Ben is", "gradient_x_input", tokenizer=tokenizer, continuation="in Rome and",
+        units="sentences",
+    )  # fmt: skip
+    assert g.sources == ("Anna has red.", "Ben is", "in Rome")
+    ends = [stop if start < stop else -1 for start, stop in g.token_spans]  # special tokens have no characters
+    inside = [[i for i, end in enumerate(ends) if a < end <= b] for a, b in g.units]
+    for t, _ in enumerate(g.words):
+        for unit, tokens in enumerate(inside):
+            assert float(g.scores[t, unit]) == pytest.approx(float(g.matrix[t, tokens].sum()), abs=1e-6)
+    assert g.scores[0, 1] != 0
+    assert g.scores[1, 2] != 0  # "in", for "Rome"
+
+
 def test_a_generation_is_shown_saved_and_loaded(tmp_path):
     model, tokenizer = language_model()
     g = vitrail.explain_generation(model, PROMPT, tokenizer=tokenizer, continuation="Rome and Ben")

@@ -414,3 +414,11 @@ def test_the_number_of_last_positions_is_read():
         assert torch.equal(vitrail.explain(model, inputs, "gradient_x_input", target=token(9)).grid, expected)
     with pytest.raises(TargetError, match="no scores of position 2"):
         vitrail.explain(model, inputs, "gradient_x_input", target=token(9, position=2))
+
+
+def test_no_more_tokens_are_explained_than_the_vocabulary_has():
+    model, tokenizer = language_model()
+    found = vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target="top40")
+    assert len({record.pinned.index for record in found.named_targets[0]}) == 40
+    with pytest.raises(TargetError, match="the next token of rank 41 does not exist"):
+        vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target="top41")

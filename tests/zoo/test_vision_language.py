@@ -87,6 +87,27 @@ def test_an_answer_is_appended_to_the_question():
     assert torch.allclose(e.grid[:, 0].flatten(1), expected[:, 1:17], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("pali_gemma", "gemma3")])
+def test_words_of_an_answer_do_not_change_those_before_them(name):
+    """The question of PaliGemma attends in both directions, and the answer does not belong to it."""
+    from vitrail.targets import answer
+
+    case = case_of(name)
+    inputs = {key: value[:1] for key, value in case.inputs.items()}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        e = vitrail.explain(case.model, inputs, "gradient_x_input", tokenizer=TOKENIZER, target=answer("w7 w9"))
+        g = vitrail.explain_generation(
+            case.model, inputs, "gradient_x_input", tokenizer=TOKENIZER, continuation="w7 w9"
+        )
+        first = case.model(**inputs, use_cache=True)
+        mask = torch.ones(1, inputs["input_ids"].shape[1] + 1).long()
+        second = case.model(input_ids=torch.tensor([[7]]), past_key_values=first.past_key_values, attention_mask=mask)
+    expected = [float(one.logits[0, -1].log_softmax(-1)[i]) for one, i in ((first, 7), (second, 9))]
+    assert e.named_targets[0][0].pinned.log_probabilities == pytest.approx(expected, abs=1e-5)
+    assert g.log_probabilities == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_contrast_of_answers_is_the_difference_of_their_maps():
     """For gradient times input that is the map of the difference of log-probabilities."""
     from vitrail.targets import answer, contrast

@@ -81,7 +81,7 @@ def check(
     row, given = named.row(target), dict[str, Any]()
     things: list[tuple[str, Any]] = [(path.name, path) for path in images or ()]
     if text:
-        reader = load_text_model(text, images, model, weights, device, scores)
+        reader = load_text_model(text, images, model, weights, device, scores, announce=False)
         model, loaded, targets = reader.model, reader.loaded, reader.targets(options, target)
         given, language = {"tokenizer": reader.tokenizer, "units": units}, reader.language
         things = [(f"text-{i}", one) for i, one in enumerate(text)]

@@ -69,7 +69,7 @@ def compare(
     given = dict[str, Any]()
     opened: Any
     if text:
-        reader = load_text_model(text, images, model, weights, device, scores)
+        reader = load_text_model(text, images, model, weights, device, scores, announce=False)
         model, loaded, opened = reader.model, reader.loaded, list(text)
         given = {"target": reader.targets(options, None), "tokenizer": reader.tokenizer, "units": units}
     elif not images or options.given:

@@ -120,9 +120,10 @@ class TextModel:
 
 
 def load_text_model(
-    texts: Sequence[str], images: Sequence[str | Path] | None, model: str, weights: str, device: str, scores: str | None
-) -> TextModel:
-    """Load a model for texts; the embedded language model where none is named.
+    texts: Sequence[str], images: Sequence[str | Path] | None, model: str, weights: str, device: str,
+    scores: str | None, announce: bool = True,
+) -> TextModel:  # fmt: skip
+    """Load a model for texts; the embedded language model where none is named, which is printed with ``announce``.
 
     Raises:
         InputError: A text is empty, or images were given too.
@@ -136,7 +137,8 @@ def load_text_model(
         raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
     if model == "scenes":  # the default, which reads no texts
         model = "lm-recall"
-        out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
+        if announce:
+            out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     tokenizer = load_tokenizer(model)
     return TextModel(model, load_model(model, weights, device, scores), tokenizer)
 

@@ -16,7 +16,7 @@ from vitrail.pipeline.encoder_decoders import DECODER_IDS, decoder_start, is_enc
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.generation_explanation import GenerationExplanation
-from vitrail.pipeline.image_questions import continued_call
+from vitrail.pipeline.image_questions import continued_call, kind_of_appended_words
 from vitrail.targets.token_context import encoded_answer
 from vitrail.targets.token_target import TokenTarget
 from vitrail.text.greedy_decoding import greedy_continuation
@@ -51,9 +51,12 @@ def explain_call_generation(
         call = to_model_inputs(inputs, loaded, options.get("roles"), main, None)
     names = ("input_ids", "attention_mask")
     prompt = None if main is None else encode_prompts({k: call.kwargs.get(k) for k in names}, tokenizer)[0]
+    kind = 0 if writes else kind_of_appended_words(model, call, prompt)
     if continuation is None:
         end = getattr(tokenizer, "eos_token_id", None)
-        ids = greedy_continuation(model, lambda ids: run_model(model, continued_call(call, prompt, ids)), count, end)
+        ids = greedy_continuation(
+            model, lambda ids: run_model(model, continued_call(call, prompt, ids, kind)), count, end
+        )
     else:
         ids = encoded_answer(continuation, tokenizer) if isinstance(continuation, str) else tuple(continuation)
     if not ids:
@@ -61,7 +64,9 @@ def explain_call_generation(
     before = () if prompt is None or writes else prompt.ids
     start = int(call.kwargs[DECODER_IDS].shape[1]) if writes else len(before)
     targets = [[TokenTarget(index, start + t - 1, score) for t, index in enumerate(ids)]]
-    given = {name: value for name, value in continued_call(call, prompt, ids[:-1]).kwargs.items() if value is not None}
+    given = {
+        name: value for name, value in continued_call(call, prompt, ids[:-1], kind).kwargs.items() if value is not None
+    }
     found: Any = explain(loaded, given, method, processor=processor, target=targets, **options)
     return _assembled(found, before, ids, tokenizer, loaded.name)
 
@@ -97,10 +102,13 @@ def _assembled(
         at += len(piece)
     text += "".join(pieces)
     probabilities = torch.tensor([getattr(one.pinned, "probability", 0.0) for one in found.named_targets[0]]).double()
+    # Special tokens of the text are no words, as in the explanation of the text.
+    own_words = () if read is None else tuple(span for span in read.spans if span[1] <= start)
+    written = tuple((a + start, b + start) for a, b in word_spans(text[start:]))
     grid, pixels = _picture(found)
     return GenerationExplanation(
         found, found.method, text, start, (*names, *tokenizer.convert_ids_to_tokens(list(ids))), tuple(spans), own,
-        matrix, tuple(probabilities.log().tolist()), word_spans(text), found.signed, name, grid, pixels,
+        matrix, tuple(probabilities.log().tolist()), (*own_words, *written), found.signed, name, grid, pixels,
     )  # fmt: skip
 
 

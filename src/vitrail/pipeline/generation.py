@@ -28,6 +28,7 @@ from vitrail.targets.token_target import TokenTarget
 from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit
 from vitrail.text.prompt_tokens import EncodedPrompt, is_chat, with_continuation
+from vitrail.text.text_units import divided_at
 from vitrail.text.tokens import TokenizerSettings
 
 
@@ -164,6 +165,7 @@ def _of_prompt(
         s if content else (0, 0) for s, content in zip(whole.encoded.spans, whole.encoded.content, strict=True)
     )
     sources = found.text[b].spans if units else spans_of(whole.encoded, None)
+    sources = divided_at(sources, whole.encoded.text, len(prompt.encoded.text))
     probabilities = [getattr(record.pinned, "probability", 0.0) for record in found.named_targets[b][:count]]
     log_probabilities = tuple(torch.tensor(probabilities, dtype=torch.float64).log().tolist())
     source = found.source

@@ -17,6 +17,7 @@ from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.saved_files import atomic_writes
 from vitrail.text.generation_view import GenerationRows, generation_figure, generation_html, generation_terminal
 from vitrail.text.result import WordRelevance
+from vitrail.text.text_units import unit_of_tokens
 from vitrail.text.tokens import Span, word_scores, word_spans
 from vitrail.viz.colormap import overlay, to_image
 
@@ -105,10 +106,13 @@ class GenerationExplanation:
 
         Relevance inside a word, of its first tokens for its later ones, is left out.
         """
-        columns = word_scores(self.matrix, self.token_spans, self.units)
-        rows = word_scores(columns.T.contiguous(), self.token_spans[self.prompt_tokens :], self.word_spans)
-        own = [[a < stop and start < b for a, b in self.units] for start, stop in self.word_spans]
-        return rows.T.masked_fill(torch.tensor(own, dtype=torch.bool).view(rows.T.shape), 0.0)
+        generated = self.token_spans[self.prompt_tokens :]
+        words = torch.tensor(unit_of_tokens(generated, self.word_spans), dtype=torch.long)
+        inside = (words[:, None] == words) & (words >= 0)
+        matrix = self.matrix.clone()
+        matrix[:, self.prompt_tokens :][inside] = 0.0
+        columns = word_scores(matrix, self.token_spans, self.units)
+        return word_scores(columns.T.contiguous(), generated, self.word_spans).T
 
     @cached_property
     def image_scores(self) -> Tensor:

@@ -13,9 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import (
     STREAM,
@@ -25,6 +26,7 @@ from vitrail.capture.merged_stream import (
     image_names,
     stream_call,
 )
+from vitrail.capture.model_call import run_model
 from vitrail.errors import InputError, MapWarning, NotApplicableError
 from vitrail.inputs.map_source import MapSource, QuestionSource
 from vitrail.inputs.user_inputs import to_model_inputs
@@ -40,6 +42,7 @@ from vitrail.pipeline.results import with_checks
 from vitrail.pipeline.text_windows import spans_of
 from vitrail.targets.bound_targets import Rows, has_named_target
 from vitrail.targets.language_targets import TargetTerm, language_rows, target_terms
+from vitrail.text.greedy_decoding import token_scores
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.text_units import unit_of_tokens, units_of_each
@@ -50,6 +53,8 @@ Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
 Again = Callable[..., Mapping[str, Explanation]]
 """Function from a call, methods with options and targets to explanations."""
 
+#: Tensor with the kind of each word.
+_KINDS = "token_type_ids"
 #: Tensors with one number for each word, and the number for words that are appended.
 _BY_WORD = {
     "attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0, "image_embeds_position_mask": 0, "labels": -100,
@@ -119,11 +124,13 @@ def explain_image_questions(
         rows = [[one[0].target for one in row] for row in terms]
         found = [_explained(loaded, model_inputs, replace(request, target=rows), explain)]
         return _assembled(found, asked, call)
+    first = model_inputs.select(slice(0, 1))
+    kind = _BY_WORD[_KINDS] if writes else kind_of_appended_words(loaded.module, first, prompts[0])
     found, several = list[_StreamResult](), any(len({term.forced for one in row for term in one}) > 1 for row in terms)
     for i, (row, prompt) in enumerate(zip(terms, prompts, strict=True)):
 
         def explained(forced: Sequence[int], targets: Sequence[Any], i: int = i, prompt: Any = prompt) -> _StreamResult:
-            longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, forced)
+            longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, forced, kind)
             one_row = replace(request, target=[list(targets)])
             return replace(_explained(loaded, longer, one_row, explain), continued=not writes)
 
@@ -171,8 +178,41 @@ def _side_by_side(targets: Sequence[Explanation], width: int) -> Explanation:
     )  # fmt: skip
 
 
-def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt | None, forced: Sequence[int]) -> ModelInputs:
-    """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder."""
+def kind_of_appended_words(model: nn.Module, model_inputs: ModelInputs, prompt: EncodedPrompt | None) -> int:
+    """The number in ``token_type_ids`` of words that a model writes after a question.
+
+    What is appended must not change the scores before it. Models differ: in PaliGemma words of kind 0 are part of the
+    question, whose words attend to each other in both directions, and in Gemma 3 they are words of any text.
+
+    Raises:
+        NotApplicableError: Words of either kind change the scores.
+    """
+    kinds = model_inputs.kwargs.get(_KINDS)
+    if prompt is None or not isinstance(kinds, Tensor) or kinds.shape != model_inputs.kwargs["input_ids"].shape:
+        return _BY_WORD[_KINDS]
+
+    def scores(call: ModelInputs) -> Tensor:
+        return token_scores(run_model(model, call))[0, len(prompt.ids) - 1].float()
+
+    with frozen(model), torch.no_grad():
+        alone = scores(continued_call(model_inputs, prompt, ()))
+        for kind in (_BY_WORD[_KINDS], 1):
+            followed = scores(continued_call(model_inputs, prompt, prompt.ids[-1:] * 2, kind))
+            if float((followed - alone).abs().max()) <= 1e-4 * float(alone.abs().max()):
+                return kind
+    raise NotApplicableError(
+        f"words that are appended to a text of {type(model).__name__} change the scores of the words before them: "
+        f"leave {_KINDS} out of the inputs, or explain the next word alone with vitrail.targets.token()"
+    )
+
+
+def continued_call(
+    model_inputs: ModelInputs, prompt: EncodedPrompt | None, forced: Sequence[int], kind: int = 0
+) -> ModelInputs:
+    """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder.
+
+    ``kind`` is what `kind_of_appended_words` returns.
+    """
     written = model_inputs.kwargs.get(DECODER_IDS)
     if isinstance(written, Tensor):
         more = torch.tensor([list(forced)], device=written.device, dtype=written.dtype)
@@ -183,7 +223,7 @@ def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt | None, forc
     for name, fill in (("input_ids", None), *_BY_WORD.items()):
         old = model_inputs.kwargs.get(name)
         if isinstance(old, Tensor) and old.shape == ids.shape:
-            added = more if fill is None else torch.full_like(more, fill)
+            added = more if fill is None else torch.full_like(more, kind if name == _KINDS else fill)
             model_inputs = model_inputs.swap(old, torch.cat([old[:, columns], added.to(old.dtype)], 1))
     return model_inputs
 

@@ -136,9 +136,11 @@ def encoded_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
     Raises:
         TargetError: The text is empty, or a part of it is not in the vocabulary.
     """
-    ids = tuple(int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = _token_ids(text, tokenizer)
     if not ids:
         raise TargetError(f"{text!r} has no tokens: give a word")
+    if text.startswith(" ") and len(text) > 1 and _leading_spaces(ids, tokenizer) > len(text) - len(text.lstrip(" ")):
+        ids = _token_ids(text[1:], tokenizer)  # the tokenizer puts a space in front of every text
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is not None and unknown in ids and text != getattr(tokenizer, "unk_token", None):
         kind = type(tokenizer).__name__
@@ -147,6 +149,16 @@ def encoded_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
             "the model can write, or the id of a token"
         )
     return ids
+
+
+def _token_ids(text: str, tokenizer: Any) -> tuple[int, ...]:
+    return tuple(int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _leading_spaces(ids: Sequence[int], tokenizer: Any) -> int:
+    """Number of spaces at the beginning of some tokens of a vocabulary that writes them as "▁"."""
+    names = "".join(map(str, tokenizer.convert_ids_to_tokens(list(ids))))
+    return len(names) - len(names.lstrip("▁"))
 
 
 def tokenizer_of(given: Any) -> Any:

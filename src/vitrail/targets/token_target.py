@@ -86,7 +86,9 @@ class TokenTarget(NamedTarget):
         scores = logits[image, column].detach().float()
         index = known.index
         if index is None:
-            index = int(scores.topk(min(self.rank + 1, len(scores))).indices[-1])
+            if self.rank >= len(scores):
+                raise TargetError(f"{self} does not exist: the vocabulary has {len(scores)} tokens")
+            index = int(scores.topk(self.rank + 1).indices[-1])
         if not 0 <= index < len(scores):
             raise TargetError(
                 f"token {index} does not exist: the vocabulary has {len(scores)} tokens, 0 to {len(scores) - 1}"

@@ -33,7 +33,7 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
         while len(found) < count:
             known: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
             output = model(input_ids=step, **given, **known)
-            index = int(_scores(model, output)[0, -1].argmax())
+            index = int(token_scores(output)[0, -1].argmax())
             if index in ends:
                 break
             found.append(index)
@@ -59,19 +59,20 @@ def greedy_continuation(
     found: list[int] = []
     with frozen(model), torch.no_grad():
         while len(found) < count:
-            index = int(_scores(model, run(found))[0, -1].argmax())
+            index = int(token_scores(run(found))[0, -1].argmax())
             if index in ends:
                 break
             found.append(index)
     return tuple(found)
 
 
-def _scores(model: nn.Module, output: Any) -> Tensor:
+def token_scores(output: Any) -> Tensor:
+    """Scores of the next token at each position of an output, shape (n, positions, vocabulary)."""
     first = output[0] if isinstance(output, tuple) else output
     found = first if isinstance(first, Tensor) else getattr(output, "logits", None)
     found = output.get("logits") if isinstance(output, Mapping) else found
     if not isinstance(found, Tensor) or found.dim() != 3:
-        raise ModelError(f"{type(model).__name__} returns no scores of the next token: load a language model")
+        raise ModelError(f"a {type(output).__name__} has no scores of the next token: load a language model")
     return found
 
 

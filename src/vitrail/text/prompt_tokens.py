@@ -123,14 +123,44 @@ def _of_tensors(inputs: Mapping[str, Any], tokenizer: Any) -> list[EncodedPrompt
         if not any(content):
             raise InputError(f"prompt {i} is empty: all of its tokens are special ones or padding")
         pieces = [_piece(tokenizer, row.ids[max(i - 1, 0) : i], row.ids[i]) for i in range(len(row.ids))]
-        spans, at = [], 0
-        for piece in pieces:
-            spans.append((at, at + len(piece)))
-            at += len(piece)
-        found.append(
-            _prompt("".join(pieces), row.ids, tuple(pieces), tuple(spans), content, row.columns, int(ids.shape[1]))
-        )
+        text, spans = "", list[tuple[int, int]]()
+        for first, last in _characters(tokenizer, row.ids, pieces):
+            joined = pieces[first] if last == first + 1 else _decoded(tokenizer, row.ids[first:last])
+            spans += [(len(text), len(text) + len(joined))] * (last - first)
+            text += joined
+        found.append(_prompt(text, row.ids, tuple(pieces), tuple(spans), content, row.columns, int(ids.shape[1])))
     return found
+
+
+def _characters(tokenizer: Any, ids: Sequence[int], pieces: Sequence[str]) -> list[tuple[int, int]]:
+    """Tokens from one place to another (exclusive) that are whole characters together: mostly single ones.
+
+    A rare character is several tokens, of one or more bytes each.
+    """
+    part = [
+        (not piece.isascii() or piece.startswith("<0x")) and "�" in _decoded(tokenizer, [index])
+        for index, piece in zip(ids, pieces, strict=True)
+    ]
+    found: list[tuple[int, int]] = []
+    for i, here in enumerate(part):
+        if here and i and part[i - 1] and "�" in _decoded(tokenizer, ids[found[-1][0] : i]):
+            found[-1] = (found[-1][0], i + 1)
+        else:
+            found.append((i, i + 1))
+    # Bytes that never make a character stay single tokens, by their names.
+    return [
+        one
+        for first, last in found
+        for one in (
+            [(first, last)]
+            if last == first + 1 or "�" not in _decoded(tokenizer, ids[first:last])
+            else [(i, i + 1) for i in range(first, last)]
+        )
+    ]
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
 def with_continuation(prompt: EncodedPrompt, ids: Sequence[int], tokenizer: Any) -> EncodedPrompt:

@@ -97,6 +97,24 @@ def unit_of_tokens(token_spans: Sequence[Span], units: Sequence[Span]) -> list[i
     return found
 
 
+def divided_at(units: Sequence[Span], text: str, place: int) -> tuple[Span, ...]:
+    """Units of a text of which one that goes over a place is divided there, without spaces around.
+
+    Example:
+        >>> divided_at([(0, 4), (5, 16)], "Anna has the key", 12)
+        ((0, 4), (5, 12), (13, 16))
+    """
+    found: list[Span] = []
+    for start, stop in units:
+        if not start < place < stop:
+            found.append((start, stop))
+            continue
+        before, after = text[start:place].rstrip(), text[place:stop].lstrip()
+        found += [(start, start + len(before))] if before else []
+        found += [(stop - len(after), stop)] if after else []
+    return tuple(found)
+
+
 def _between(text: str, ends: re.Pattern[str]) -> tuple[Span, ...]:
     """The pieces of a text between some marks, which belong to the piece before them, without spaces around."""
     stops = [*(match.end() for match in ends.finditer(text)), len(text)]

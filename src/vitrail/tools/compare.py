@@ -351,7 +351,7 @@ def _recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
               and row.ranked.to_control.difference.value > 0]  # fmt: skip
     if not better:
         return None, (
-            "No method is significantly better than the controls on these images: use more images, or do not rely on "
+            "No method is significantly better than the controls on these inputs: use more of them, or do not rely on "
             "maps of this model."
         )
     specific = [row for row in better if row.class_similarity is None or row.class_similarity < 0.99]
