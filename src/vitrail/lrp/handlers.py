@@ -66,7 +66,7 @@ def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
 
 def _gates_fixed(state: RelevanceState, left: Tensor, right: Tensor, matrix: bool) -> tuple[Tensor, Tensor]:
     """Two factors, of which one that is a gate is a constant; two gates stay as they are."""
-    if not (left.requires_grad and right.requires_grad):
+    if not (state.gates or state.tanhs) or not (left.requires_grad and right.requires_grad):
         return left, right
     gates = state.is_gate(left, matrix), state.is_gate(right, matrix)
     if gates[0] == gates[1] or state.rule("sigmoid") is None:
@@ -206,6 +206,8 @@ def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
             else:
                 return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)
+    if state.rules.gradient and state.rule("scale") is None:  # no rule asks for rotations either
+        return func(x, factor)  # type: ignore[no-any-return]
     out = plain(state, "scale", lambda x: func(x, factor), x)
     if out.dim() == 4 and isinstance(factor, Tensor) and factor.dim() >= 2:
         state.rotations[id(out)] = out

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention import ATTRIBUTES
 from vitrail.capture.program import Program
-from vitrail.capture.recogniser import DIV, STARTS
+from vitrail.capture.recogniser import DIV, MAY_START
 from vitrail.lrp.attention_operations import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import IN_PLACE, depends, handlers_of
 from vitrail.lrp.ops import Samples
@@ -27,10 +26,9 @@ from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rule_sets import RuleSet
 
 
-@cache
-def _ruled_functions(rules: RuleSet) -> frozenset[Any]:
-    """The functions that are not simply called under a rule set."""
-    return frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, *handlers_of(rules), F.embedding))
+#: Functions that are more than their handler: attention, what overwrites its argument, what may end a softmax that the
+#: model writes out, and where the graph of a text starts.
+_STEPS = frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, F.embedding))
 
 
 class RelevanceMode(RelevanceState, TorchFunctionMode):
@@ -67,7 +65,6 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         self._tokens_of = tokens_of
         self.program, self._inside = program, False
         self._handlers = handlers_of(rules)
-        self._ruled = _ruled_functions(rules)
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -85,18 +82,27 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
     ) -> Any:
         if func in ATTRIBUTES:
             return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         program = None if self._inside else self.program
-        if func in self._ruled:
-            kwargs = kwargs or {}
+        if func in _STEPS:
             self._inside = True  # the steps of a function are none of the model's calls
             try:
                 result = self._by_rules(func, args, kwargs)
             finally:
                 self._inside = program is None and self.program is not None
         else:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            kwargs = kwargs or {}
-            self._follow(func, args, kwargs, result)
+            # Most functions come here, and a call of Python takes longer than a small function itself.
+            handler = self._handlers.get(func)
+            for value in () if handler is None else (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    result = handler(self, func, *args, **kwargs)  # type: ignore[misc]
+                    break
+            else:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            if func in MAY_START or not self.recogniser.followed.isdisjoint(map(id, args[:2])):
+                self.recogniser.follow(func, args, kwargs, result)
+            if self._tokens_of not in self.entering:
+                self._follow_stream(func, args, kwargs, result)
         if program is not None:
             program.note(func, args, kwargs, result)
         return result
@@ -142,13 +148,20 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         result: Any,
         before: tuple[Tensor, GradientEdge, Tensor] | None = None,
     ) -> None:
-        if (self.recogniser.waiting or func in STARTS) and func not in ATTENTION:
+        if func not in ATTENTION:
             self.recogniser.follow(func, args, kwargs, result)
-        if self._tokens_of in self.entering:
-            return
+        if self._tokens_of not in self.entering:
+            self._follow_stream(func, args, kwargs, result, before)
+
+    def _follow_stream(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        before: tuple[Tensor, GradientEdge, Tensor] | None = None,
+    ) -> None:
         self.stream.after(func, args, kwargs, result)
-        if not self.found:
-            return
         for (_, call), stream in self.found.items():
             if before is not None and stream is before[0]:
                 self.entering[call] = before[1:]
