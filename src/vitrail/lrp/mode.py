@@ -25,7 +25,6 @@ from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rule_sets import RuleSet
 
-
 #: Functions that are more than their handler: attention, what overwrites its argument, what may end a softmax that the
 #: model writes out, and where the graph of a text starts.
 _STEPS = frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, F.embedding))
