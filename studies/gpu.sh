@@ -8,11 +8,17 @@
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
 #   cards      cards of the methods (needs ASSETS)                        OUT/cards.json
-#   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
+#   imagenet   methods of one pass on 1,000 ImageNet images (needs ASSETS)  OUT/imagenet/single
+#   imagenet_many  METHODS of many passes on the same images (needs ASSETS)   OUT/imagenet/METHOD
+#   appendices appendices B and F of ViT-CX (needs ASSETS)                OUT/vitcx_sanity, OUT/vitcx_delta_sigma
+#   funnybirds train a classifier of birds, METHODS on it (needs ASSETS)  OUT/funnybirds
+#   grid       protocols of other papers on second halves (needs ASSETS)  OUT/grid_pointing
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
 #   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
+# METHODS are names of methods, those of the plan or script if not set; MINUTES limits a step. Steps that are given to
+# several calls of this script run side by side.
 # ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `studies/leadlight.py --help` and docs/data.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +27,17 @@ shift
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 assets=${ASSETS:-../shared/assets}
 python=${PYTHON:-python3}
+tiny=$assets/weights/vit_tiny_patch16_224.safetensors
+deit=$assets/weights/deit_tiny_patch16_224.safetensors
 mkdir -p "$out"
+
+plan() { # PLAN FOLDER OPTION…
+  local name=$1 folder=$2
+  shift 2
+  $python studies/run_plan.py "$name" --data "imagenet=$assets/imagenet" --device "${DEVICE:-cuda}" \
+    --minutes "${MINUTES:-8}" ${LIMIT:+--limit $LIMIT} --out "$out/$folder" "$@"
+}
+
 for step in "$@"; do
   case $step in
     scenes) $python -m training.scenes --which cls --minutes 8 --out "$out/scenes" ;;
@@ -38,17 +54,29 @@ for step in "$@"; do
     leadlight) $python studies/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
     shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
     cards) $python studies/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
-    imagenet)
-      for plan in imagenet1000 imagenet1000_many; do
-        $python -m vitrail bench $plan --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" \
-          --weights "vit-t16=$assets/weights/vit_tiny_patch16_224.safetensors" --device cuda --out "$out/runs"
+    imagenet) plan imagenet1000 imagenet/single --by-method --data "pets=$assets/pets" --weights "vit-t16=$tiny" ;;
+    imagenet_many)
+      for method in ${METHODS:?names of methods}; do
+        plan imagenet1000_many "imagenet/${method//:/-}" --methods "$method" --by-method --data "pets=$assets/pets" \
+          --weights "vit-t16=$tiny"
       done
       ;;
+    appendices)
+      for name in vitcx_sanity vitcx_delta_sigma; do
+        plan studies/plans/$name.toml $name --weights "vit-t=$tiny" --weights "deit-t=$deit"
+      done
+      ;;
+    funnybirds)
+      PYTHONPATH=src:. $python -m training.funnybirds --assets "$assets" --out "$out/funnybirds"
+      $python studies/funnybirds.py --assets "$assets" --weights "$out/funnybirds/funnybirds.safetensors" --device cuda \
+        ${METHODS:+--methods $METHODS} --out "$out/funnybirds"
+      ;;
+    grid) $python studies/grid_pointing.py run --assets "$assets" --device cuda --half 1 --out "$out/grid_pointing" ;;
     vit_shapley) PYTHONPATH=src:. $python studies/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
     movies)
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python studies/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, imagenet_many, appendices, funnybirds, grid, readings, vit_shapley, movies" >&2; exit 2 ;;
   esac
 done

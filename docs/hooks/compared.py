@@ -28,9 +28,9 @@ HEADER = (
 def table(result: dict[str, Any]) -> str:
     """The rows of one model in Markdown: methods by faithfulness, then controls; the recommended method is bold."""
     lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
-    for row in result["rows"]:
+    for place, row in enumerate(result["rows"]):
         value, low, high = (f"{100 * number:.1f}".replace("-", "−") for number in row["faithfulness"][:3])
-        apart = "–"
+        apart = "=" if place and row["tied_with_best"] else "–"  # older results have no intervals of differences
         if row.get("to_best"):
             gap, least, most = (f"{100 * number:+.1f}".replace("-", "−") for number in row["to_best"])
             apart = f"{gap} [{least}, {most}]{'=' if row['tied_with_best'] else ''}"

@@ -10,7 +10,13 @@ from types import ModuleType
 
 
 class VitrailError(Exception):
-    """Base class of all errors that Vitrail raises deliberately; the command line prints them as one line."""
+    """Base class of all errors that Vitrail raises deliberately; the command line prints them as one line.
+
+    Attributes:
+        exit_status: Of the command line: 2 if the command could not be run, 1 if its work could not be finished.
+    """
+
+    exit_status = 2
 
 
 class InputError(VitrailError, ValueError):

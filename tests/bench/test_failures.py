@@ -98,8 +98,9 @@ def test_full_disk_is_an_error_and_parts_stay_complete(tmp_path, monkeypatch, nu
 
     with monkeypatch.context() as patch:
         patch.setattr(parts.os, "replace", replace_once)
-        with pytest.raises(OutputError, match=f"cannot write .*{words}.*Parts written before are complete"):
+        with pytest.raises(OutputError, match=f"cannot write .*{words}.*Parts written before are complete") as found:
             LocalEngine(1).run(store.missing())
+    assert found.value.exit_status == (1 if number == errno.ENOSPC else 2), "of the command line"
     assert [store.done(c) for c in store.chunks] == [True, False]
     assert not list((store.folder / "parts").glob(".*"))
     LocalEngine(1).run(store.missing())

@@ -124,6 +124,68 @@ def test_overlays_of_a_folder_are_those_of_explain(tmp_path):
         assert np.abs(drawn - np.asarray(one.overlay(), float)).mean() < 3, "up to JPEG and half precision"
 
 
+def test_overlays_of_a_list_in_any_order_are_all_drawn(tmp_path):
+    names = ["c.png", "a.png", "d.png", "b.png"]
+    for i, name in enumerate(names):
+        Image.fromarray(render(i, 1).image).save(tmp_path / name)
+    (tmp_path / "list.csv").write_text("\n".join(["file", *names]), encoding="utf-8")
+    explain_folder(tmp_path / "list.csv", tmp_path / "out", methods=["rollout"], chunk=2)
+    done = []
+    draw_folder(tmp_path / "out", done=done.append)
+    assert len(done) == 2, "one for each part"
+    assert {path.name[:5] for path in (tmp_path / "out" / "overlays").glob("*.rollout-0.jpg")} == set(names)
+
+
+def test_maps_of_settings_whose_run_was_killed_are_not_taken_for_those_of_others(photos, tmp_path, monkeypatch):
+    """The second run is killed between its two files: its maps replaced those of the first, its rows did not."""
+    maps = tmp_path / "out" / "parts" / "part-00000.safetensors"
+    index = explain_folder(photos, tmp_path / "out", methods=["rollout"], target="cog")
+    first = index.read_bytes(), maps.read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_table", killed)
+        with pytest.raises(KeyboardInterrupt):
+            explain_folder(photos, tmp_path / "out", methods=["rollout"], target="kite")
+    assert maps.read_bytes() != first[1]
+    explain_folder(photos, tmp_path / "out", methods=["rollout"], target="cog")
+    assert (index.read_bytes(), maps.read_bytes()) == first
+
+
+def test_parts_that_were_not_reached_have_the_reason(photos, tmp_path, monkeypatch):
+    (photos / "broken.png").unlink()
+    for name in "defg":
+        (photos / f"{name}.png").write_bytes((photos / "a.png").read_bytes())
+
+    def fail(*_):
+        raise RuntimeError("no such kernel")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "explain_rows", fail)
+        table = pl.read_parquet(explain_folder(photos, tmp_path / "out", methods=["rollout"], chunk=1))
+    errors = dict(zip(table["image"], table["error"], strict=True))
+    assert errors["a.png"] == errors["b.jpg"] == "RuntimeError: no such kernel"
+    assert errors["g.png"] == "it was not computed, because the parts before it failed"
+    assert len(errors) == 6
+    table = pl.read_parquet(explain_folder(photos, tmp_path / "out", methods=["rollout"], chunk=1))
+    assert table["error"].null_count() == 6
+
+
+def test_part_that_other_settings_overwrote_meanwhile_is_named(photos, tmp_path):
+    class Overtaken:
+        def run(self, tasks, _done):
+            for task in tasks:
+                task.perform("cpu")
+            explain_folder(photos, tmp_path / "out", methods=["rollout"], target="kite", chunk=9)
+
+    index = explain_folder(photos, tmp_path / "out", methods=["rollout"], target="cog", chunk=9, engine=Overtaken())
+    assert set(pl.read_parquet(index)["error"]) == {
+        "another run with other settings wrote to the same folder meanwhile: use a folder for each"
+    }
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         draw_folder(tmp_path)
@@ -136,7 +198,7 @@ def test_images_decoded_ahead_in_processes_give_the_same_index(photos, tmp_path,
     expected = explain_folder(photos, tmp_path / "here", **options)
     decoder = ImageDecoder(1, start_after=0)
     decoder(FileSource(), [SourceItem("a.png", str(photos / "a.png"))], Preprocess((32, 32)))
-    decoder._ready.wait()
+    assert decoder._ready.wait(300)
     monkeypatch.setattr(folder, "ImageDecoder", lambda _: decoder)
     monkeypatch.setattr(folder.FolderChunk, "_reads_ahead", lambda *_: True)
     found = explain_folder(photos, tmp_path / "ahead", **options)

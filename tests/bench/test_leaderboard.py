@@ -80,6 +80,19 @@ def test_what_does_not_reproduce_is_refused(entries, tmp_path):
     assert (left_out.stated, left_out.found) == (None, first["scores"][0][3])
 
 
+def test_values_that_the_sample_contradicts_are_refused(entries, tmp_path):
+    values = read_entry(entries[0])["values"]
+    (position,) = (i for i, row in enumerate(values) if row["score"] == "energy")
+    honest = values[position]
+    forged = honest | {"value": honest["value"] + 5, "interval": [x + 5 for x in honest["interval"]]}
+    path = changed(entries[0], tmp_path, values=[*values[:position], forged, *values[position + 1 :]])
+    (mismatch,) = check_entry(path)[1]
+    assert mismatch.what == f"mean of {honest['protocol']} {honest['target']} energy"
+    assert mismatch.stated == forged["value"]
+    (mismatch,) = check_entry(changed(entries[0], tmp_path, images=50_000))[1]
+    assert (mismatch.what, mismatch.stated, mismatch.found) == ("number of images", 50_000, 6)
+
+
 def test_malformed_entries_are_named(entries, tmp_path):
     (tmp_path / "a.toml").write_text("model = ", encoding="utf-8")
     with pytest.raises(DataError, match="cannot be read as TOML"):

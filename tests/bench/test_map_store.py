@@ -92,6 +92,16 @@ def test_damaged_files_are_named(store):
         vitrail.open_maps(store.folder)
 
 
+def test_maps_of_another_run_are_not_read(store):
+    maps = {"rollout": torch.ones(3, 2, 4), "tam": torch.ones(3, 2, 4)}
+    path = write_shard(store.folder / "parts" / "p1.safetensors", maps, {"key": "xyz", "part": "p1"})
+    fresh = vitrail.open_maps(store.folder)
+    with pytest.raises(DataError, match=r"p1.safetensors has maps of another model.* .key xyz, the index has abc."):
+        fresh.read("a0é", method="rollout")
+    assert has_maps(path, {"key": "xyz"})
+    assert not has_maps(path, {"key": "abc"})
+
+
 def test_run_is_a_store_and_computes_a_truncated_file_again(tmp_path):
     text = ONE.replace("SEED", "4\nkeep_maps = true").replace("count = 4", "count = 2")
     run = open_store(text, tmp_path, tmp_path)
@@ -113,7 +123,7 @@ def test_run_is_a_store_and_computes_a_truncated_file_again(tmp_path):
     before = store.stack(store.select())
     shard = path.with_suffix(".safetensors")
     shard.write_bytes(shard.read_bytes()[:-4])
-    assert not has_maps(path)
+    assert not has_maps(path, run.chunks[0].footer)
     assert run.missing() == [run.chunks[0]]
     LocalEngine(1).run(run.missing())
     again = vitrail.open_maps(run.folder)

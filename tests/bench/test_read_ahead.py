@@ -37,6 +37,34 @@ def test_chunks_that_nobody_takes_are_dropped():
     assert list(ahead.batches("a", abs, [-5], 1)) == [5], "read again"
 
 
+def test_interrupted_run_reads_nothing_more():
+    ahead, first, go_on, read = ReadAhead(list, threads=1), threading.Event(), threading.Event(), []
+
+    def note(index):
+        read.append(index)
+        first.set()
+        assert go_on.wait(120)
+        return index
+
+    class Interrupted:
+        name, maps = "a", 1
+
+        def prepare(self, _device):
+            ahead.start("a", note, range(100), 2)
+
+        def compute(self, _device):
+            assert first.wait(120)
+            raise KeyboardInterrupt
+
+    readers = ahead.readers
+    with pytest.raises(KeyboardInterrupt):
+        LocalEngine(1).run([Interrupted()])
+    go_on.set()
+    readers.shutdown()  # as the end of the process does
+    assert read == [0], "only what was being read is finished"
+    assert list(ahead.batches("b", abs, [-1], 1)) == [[1]], "it can be used again"
+
+
 def test_time_spent_waiting_for_files_is_counted(monkeypatch):
     ahead, asked, clock = ReadAhead(list, threads=1), threading.Event(), [0.0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tarfile
 from collections import Counter
 from io import BytesIO
 
@@ -21,8 +22,11 @@ from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
 from vitrail.bench.map_store import open_maps
 from vitrail.bench.plan_file import PlanOverrides
+from vitrail.bench.results_store import count_failed_images
+from vitrail.bench.run import run_plan
 from vitrail.bench.validate import read_plan
 from vitrail.cli import app as cli
+from vitrail.data.addresses import open_source
 from vitrail.errors import DataError, OutputError
 
 pl = pytest.importorskip("polars")
@@ -199,21 +203,59 @@ dataset = { name = "images", root = "shards/*.tar" }
 """
 
 
+def cut_images(count):
+    """A shard whose images are all truncated."""
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for number in range(count):
+            info = tarfile.TarInfo(f"{number}.png")
+            info.size = 60
+            tar.addfile(info, BytesIO(png(number)[:60]))
+    return content.getvalue()
+
+
 @pytest.mark.slow
 def test_bench_scores_shards_and_counts_what_cannot_be_read(tmp_path):
     (tmp_path / "shards").mkdir()
     write_tar(str(tmp_path / "shards" / "a.tar"), range(3))
+    (tmp_path / "shards" / "0.tar").write_bytes(cut_images(5))
     (tmp_path / "shards" / "b.tar").write_bytes(b"no archive")
     (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
     call = ["bench", str(tmp_path / "plan.toml"), "--workers", "1", "--out", str(tmp_path / "runs")]
     found = CliRunner().invoke(cli.app, call)
     assert found.exit_code == 1, found.output
-    assert found.output.splitlines()[-1] == "3 of 4 images scored, 1 failed"
+    assert found.output.splitlines()[-1] == "3 of 9 images scored, 6 failed"
     table = pl.read_parquet(next(tmp_path.glob("runs/*/results.parquet")))
     good = table.filter(pl.col("error").is_null())
     assert good["image"].unique().sort().to_list() == ["a.tar/000.png", "a.tar/001.png", "a.tar/002.png"]
     assert set(good["target"]) == {"predicted", "label"}
-    assert set(table.filter(pl.col("error").is_not_null())["image"]) == {"b.tar"}
+    assert set(table.filter(pl.col("error").is_not_null())["image"]) == {"b.tar", *(f"0.tar/{k}.png" for k in range(5))}
+
+
+@pytest.mark.slow
+def test_bench_tries_images_of_a_store_that_does_not_answer_again(tmp_path, reads, monkeypatch):
+    write_tar("memory://shards/a.tar", range(4))
+    plan, options = tmp_path / "plan.toml", {"overrides": PlanOverrides(data={"images": "memory://shards/a.tar"})}
+    plan.write_text(PLAN.replace("chunk = 2", "chunk = 2\nkeep_maps = true"), encoding="utf-8")
+    third = open_source("memory://shards/a.tar").items[2].place[0]
+    counting = MemoryFileSystem.cat_file
+
+    def refuse(self, path, start=None, end=None, **rest):
+        if start == third:
+            raise TimeoutError("timed out")
+        return counting(self, path, start, end, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "cat_file", refuse)
+        store = run_plan(plan, tmp_path / "runs", **options)
+    assert count_failed_images(store.merge()) == (1, 4)
+    assert not store.missing()
+    assert [chunk.number for chunk in store.to_compute()] == [1]
+    reads.clear()
+    store = run_plan(plan, tmp_path / "runs", **options)
+    assert count_failed_images(store.merge()) == (0, 4)
+    assert len(reads) == 2, "only the images of that part are read"
+    assert not store.to_compute()
 
 
 def test_address_of_a_plan_may_be_given_on_the_command_line(tmp_path):

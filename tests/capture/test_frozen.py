@@ -153,7 +153,19 @@ def test_wrappers_are_stepped_over():
     inside = tiny_vit()
     inside.compile()
     inside.blocks[0] = torch.compile(inside.blocks[0])
+    inside.blocks[1].forward = torch.compile(inside.blocks[1].forward)
     assert torch.equal(vitrail.explain(inside, images, "transformer_mm", target=1).grid, expected.grid)
+
+
+def test_a_compiled_forward_is_stepped_over():
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    expected = vitrail.explain(model, images, "transformer_mm", target=1)
+
+    def refuse(graph, _):
+        raise AssertionError(f"compiled: {graph}")
+
+    model.forward = torch.compile(model.forward, backend=refuse)
+    assert torch.equal(vitrail.explain(model, images, "transformer_mm", target=1).grid, expected.grid)
 
 
 def test_torchscript_is_refused():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import pickle
+import tarfile
 
 import fsspec
 import pytest
@@ -11,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.data.source_files import pixels, png, write, write_tar
 from vitrail.data import open_dataset, open_source
-from vitrail.data.source import name_store_errors
+from vitrail.data.source import _file_version, name_store_errors
 from vitrail.errors import DataError, UnreachableError
 
 pa = pytest.importorskip("pyarrow")
@@ -66,7 +69,7 @@ def test_damaged_shards_are_items_with_the_reason(tmp_path):
         "a.tar/000.png", "a.tar/001.png", "a.tar/002.png", "b.tar/000.png", "b.tar/001.png", "c.tar/000.png",
     ]  # fmt: skip
     assert "damaged" in items["b.tar"].error
-    assert "after 2 images" in items["b.tar"].error
+    assert "the 2 images before the damage are used" in items["b.tar"].error
     assert "c.tar is damaged at byte" in items["c.tar"].error
     assert "d.tar cannot be read" in items["d.tar"].error
     assert "e.tar.gz is compressed" in items["e.tar.gz"].error
@@ -217,3 +220,129 @@ def test_images_are_a_data_set(tmp_path):
     assert (pixels(png(1)) == pixels(dataset.source.open(dataset.source.items[1]))).all()
     assert dataset[1].label == 1
     assert dataset[1].image.size == (128, 128)
+
+
+def test_arrow_streams_are_read_as_the_library_datasets_writes_them(tmp_path):
+    rows = table(range(5))
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=2)
+    source = open_source(tmp_path / "a.arrow")
+    assert contents(source) == {f"a.arrow/{k}": png(k) for k in range(5)}
+    assert [item.place for item in source.items] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    write("memory://streams/a.arrow", (tmp_path / "a.arrow").read_bytes())
+    with pytest.raises(DataError, match="is an Arrow stream, which has no positions"):
+        open_source("memory://streams/a.arrow")
+
+
+def test_lists_as_spreadsheets_write_them(tmp_path):
+    for k in range(3):
+        write(str(tmp_path / f"{k}.png"), png(k))
+    text = "\ufefffile,label\n0.png,cat\n\n,3\n1.png\n2.png,7\n"
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    items = open_source(tmp_path / "a.csv").items
+    assert [(item.id, item.label) for item in items if not item.error] == [
+        ("0.png", None),
+        ("1.png", None),
+        ("2.png", 7),
+    ]
+    assert [(item.id, item.error.partition(" names")[2]) for item in items if item.error] == [
+        ("a.csv/1", " no image: its path is empty")
+    ]
+    with pytest.raises(DataError, match=r"has 'cat' in the column label, expected indices of the model's classes"):
+        open_source(tmp_path / "a.csv", label="label")
+
+
+def test_paths_and_labels_of_tables_may_have_any_type(tmp_path):
+    for k in range(2):
+        write(str(tmp_path / f"{k}.png"), png(k))
+    paths = pa.array(["0.png", None, "1.png"]).dictionary_encode()
+    pq.write_table(pa.table({"path": paths, "label": [1.0, None, 4.0]}), tmp_path / "a.parquet")
+    items = open_source(tmp_path / "a.parquet").items
+    assert [(item.id, item.label) for item in items] == [("0.png", 1), ("a.parquet/1", None), ("1.png", 4)]
+    assert "row 1 of" in items[1].error
+    rows = [{"bytes": None, "path": "0.png"}, {"bytes": png(1), "path": None}, {"bytes": None, "path": "gone.png"}]
+    pq.write_table(pa.table({"image": rows}), tmp_path / "b.parquet")
+    source = open_source(tmp_path / "b.parquet")
+    assert [source.open(item) for item in source.items[:2]] == [png(0), png(1)]
+    with pytest.raises(DataError, match=r"gone.png does not exist"):
+        source.open(source.items[2])
+
+
+def test_files_that_were_written_again_are_read_again(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image()})
+    for k in range(2):
+        pq.write_table(table([k]), tmp_path / "a.parquet")
+        saved = datasets.Dataset.from_dict({"image": [{"bytes": png(k), "path": None}]}, features=features)
+        saved.save_to_disk(tmp_path / f"saved{k}")
+        if k:
+            (tmp_path / "saved").unlink()
+        (tmp_path / "saved").symlink_to(tmp_path / f"saved{k}")
+        for name in ("a.parquet", "saved"):
+            assert list(contents(open_source(tmp_path / name)).values()) == [png(k)]
+
+
+def test_lists_of_files_of_the_web_are_kept_until_their_size_or_tag_changes():
+    class Web:
+        protocol, tag = ("http", "https"), "a"
+
+        def ukey(self, _):
+            return "the same"
+
+        def info(self, path):
+            return {"name": path, "size": 3, "ETag": self.tag}
+
+    web = Web()
+    before = _file_version(web, "x.tar")
+    assert _file_version(web, "x.tar") == before
+    web.tag = "b"
+    assert _file_version(web, "x.tar") != before
+
+
+def test_saved_hugging_face_folder_in_a_store(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [{"bytes": png(k), "path": None} for k in range(2)], "label": [1, 0]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "one")
+    source = open_source(f"file://{tmp_path / 'one'}")
+    assert source.classes == ("cat", "dog")
+    assert contents(source) == {f"row/{k}": png(k) for k in range(2)}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_pipes_are_named_and_not_waited_for(tmp_path):
+    write(str(tmp_path / "a.png"), png(0))
+    os.mkfifo(tmp_path / "b.png")
+    source = open_source(tmp_path)
+    assert source.open(source.items[0]) == png(0)
+    with pytest.raises(DataError, match=r"b.png is a pipe, a socket or a device, expected a file"):
+        source.open(source.items[1])
+    os.mkfifo(tmp_path / "c.tar")
+    with pytest.raises(DataError, match=r"c.tar is a pipe"):
+        open_source(tmp_path / "c.tar")
+
+
+def test_images_beside_shards_are_refused_and_camera_formats_are_listed(tmp_path):
+    for name in ("a.png", "b.HEIC"):
+        write(str(tmp_path / name), png(0))
+    (tmp_path / "labels.csv").write_text("file\na.png\n", encoding="utf-8")
+    assert [item.id for item in open_source(tmp_path).items] == ["a.png", "b.HEIC"]
+    write_tar(str(tmp_path / "c.TAR"), [1])
+    with pytest.raises(DataError, match=r"has 2 images and 1 tar shards: pass a pattern"):
+        open_source(tmp_path)
+    assert contents(open_source(tmp_path / "*.TAR")) == {"c.TAR/000.png": png(1)}
+
+
+def test_label_that_is_no_index_leaves_its_image_and_the_others(tmp_path):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, data in (("0.cls", b"cat"), ("0.png", png(0)), ("1.png", png(1)), ("1.cls", b"5")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    write(str(tmp_path / "a.tar"), content.getvalue())
+    items = open_source(tmp_path / "a.tar").items
+    assert [(item.id, item.label, item.error) for item in items] == [
+        ("a.tar/0.png", None, None),
+        ("a.tar/1.png", 5, None),
+    ]

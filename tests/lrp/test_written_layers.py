@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import vitrail
+from vitrail.errors import NotApplicableError
 from vitrail.models.plain_vit import PlainViT
 
 
@@ -63,8 +64,9 @@ def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
         model.blocks[1].mlp = Scaled(mlp, one)
         maps.append(vitrail.explain(model, images, method, target=1).grid)
     assert torch.allclose(*maps, rtol=1e-10)
-    model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of the batch
-    assert torch.isfinite(vitrail.explain(model, images, method, target=1).grid).all()
+    model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of all tokens
+    with pytest.raises(NotApplicableError, match=r"mixed between the attention of blocks\.1 and that of blocks\.2"):
+        vitrail.explain(model, images, method, target=1)
 
 
 class SigmoidHead(nn.Module):

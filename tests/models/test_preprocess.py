@@ -192,3 +192,39 @@ def test_the_limit_of_pillow_is_never_changed(tmp_path):
         list(threads.map(read, range(80)))
     assert seen == {limit}
     assert limit == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize("size", [(300, 4), (5, 700)])
+def test_long_strips_of_pixels_are_cropped_while_they_are_resized(size, monkeypatch):
+    x, y = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
+    pixels = np.stack([3 * x % 256, y * 5 % 256, 9 * (x + y) % 256], -1).astype(np.uint8)
+    preprocess = Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, 0.9, resample="bilinear")
+    expected = preprocess(Image.fromarray(pixels))
+    sizes, resize = [], Image.Image.resize
+
+    def note(self, size, *rest):
+        sizes.append(size)
+        return resize(self, size, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", note)
+    monkeypatch.setattr("vitrail.models.preprocess.MAX_PIXELS", 4000)
+    found = preprocess(Image.fromarray(pixels))
+    assert sizes == [(32, 32)], "no larger image is made"
+    assert expected.std() > 0.1
+    assert (found - expected).abs().max() <= 2 / 127, "the same pixels, up to rounding"
+
+
+def test_camera_formats_and_unexpected_errors_of_decoders_are_named(tmp_path, monkeypatch):
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(bytes(4) + b"ftypheic" + bytes(40))
+    for content in (None, photo.read_bytes()):
+        with pytest.raises(InputError, match=r"photo.jpg is a HEIC file, which is not supported: convert it to JPEG"):
+            open_image(photo if content is None else "photo.jpg", content)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+
+    def fail(_):
+        raise struct.error("unpack requires a buffer of 4 bytes")
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", fail)
+    with pytest.raises(InputError, match=r"a.png cannot be read .unpack requires a buffer of 4 bytes.: the file"):
+        open_image(tmp_path / "a.png")

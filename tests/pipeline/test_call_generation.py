@@ -166,3 +166,24 @@ def test_an_answer_of_florence_is_written_by_its_decoder(start):
         assert record[0].pinned.log_probabilities == pytest.approx(row, abs=1e-5)
     expected = (torch.autograd.grad(own.sum(), leaf)[0] * leaf).sum(1).detach()
     assert torch.allclose(e.grid[:, 0], expected, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_the_sources_of_words_in_a_sound_are_shown_on_its_spectrogram():
+    """Time from left to right, low frequencies at the bottom."""
+    from tests.zoo.written_words import CASES as WRITTEN
+
+    case = WRITTEN["whisper"]()
+    inputs = {name: value[:1] for name, value in case.inputs.items()}
+    for method, shape in (("gradient_x_input", (16, 64)), ("attnlrp", (1, 32))):
+        g = vitrail.explain_generation(case.model, inputs, method, tokenizer=NumberWords(), continuation="w9 w7")
+        assert g.grid.shape == (2, *shape)
+        written = torch.tensor([[case.start, 9]])
+        e = vitrail.explain(
+            case.model, inputs | {"decoder_input_ids": written}, method, tokenizer=NumberWords(), target=token("w7")
+        )
+        assert e.grid.any()
+        assert torch.equal(g.grid[1], e.grid[0, 0].float().flip(0))
+        assert g.image_overlay("w7").size == (64, 16)
+    sound = inputs["input_features"][0]
+    loudest = divmod(int(sound.argmax()), 64)
+    assert g.pixels[15 - loudest[0], loudest[1]].tolist() == [255] * 3

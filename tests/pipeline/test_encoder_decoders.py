@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vitrail
-from tests.zoo.number_words import NumberWords
+from tests.zoo.number_words import NumberWords, log_odds
 from tests.zoo.written_words import CASES
-from vitrail.errors import InputError, NotApplicableError
+from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.targets import answer, contrast, token
 
 pytest.importorskip("transformers")
@@ -121,3 +121,77 @@ def test_a_contrast_of_answers_is_the_difference_of_their_maps(name):
     assert both.maps.shape[2:] == one.maps.shape[2:]
     pinned = both.named_targets[0][0].pinned
     assert pinned.first.total == pytest.approx(one.named_targets[0][0].pinned.total, abs=1e-5)
+
+
+# -- units and checks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("units", ["tokens", "sentences", ["w5 w6 w7", "w9"]])
+def test_the_score_of_a_unit_is_the_sum_of_its_tokens(units):
+    case, text = case_of("bart"), "w5 w6 w7 w8 w9"
+    plain = explain(case.model, text, token("w7"), METHODS, tokenizer=NumberWords())
+    found = explain(case.model, text, token("w7"), METHODS, tokenizer=NumberWords(), units=units)
+    members = {"tokens": [[i] for i in range(5)], "sentences": [[0, 1, 2, 3, 4]]}
+    for method in METHODS:
+        tokens = plain[method].grid[0, 0]
+        expected = torch.stack([tokens[own].sum() for own in (members.get(str(units)) or [[0, 1, 2], [4]])])
+        assert torch.allclose(found[method].text[0].scores[0], expected.cpu(), atol=1e-12), method
+
+
+def test_removal_removes_whole_units_of_the_encoder():
+    """Shapley values of two passages, by the four calls that define them."""
+    case, passages = case_of("bart"), ["w5 w6 w7", "w8 w9"]
+    found = explain(case.model, " ".join(passages), token("w7"), ["shapley"], tokenizer=NumberWords(), units=passages)[
+        "shapley"
+    ]
+
+    def value(first, second):
+        mask = torch.tensor([[first] * 3 + [second] * 2])
+        given = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]]), "attention_mask": mask}
+        written = torch.tensor([[case.start]])
+        with torch.no_grad():
+            return float(case.model(**given, decoder_input_ids=written).logits[0, -1].log_softmax(-1)[7])
+
+    whole, one, other, none = value(1, 1), value(1, 0), value(0, 1), value(0, 0)
+    expected = [(one - none + whole - other) / 2, (other - none + whole - one) / 2]
+    assert found.text[0].scores[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_units_of_images_are_refused():
+    case = case_of("trocr")
+    with pytest.raises(OptionError, match="parts of a text, and the encoder reads none"):
+        explain(case.model, case.inputs, token(7), units="words")
+
+
+def test_images_of_an_encoder_are_checked():
+    case = case_of("trocr")
+    inputs = {name: value[:1] for name, value in case.inputs.items()}
+    for target in (token(7), answer([7, 9])):
+        e = explain(case.model, inputs, target, ["gradient_x_input"], check=True)["gradient_x_input"]
+        check = e.checks[0, 0]
+        assert e.label(0, 0).startswith("'token 7'" if target == token(7) else "'token 7, token 9'")
+        assert check.class_similarity is not None  # another word was explained in the same call
+        with torch.no_grad():
+            scores = case.model(**inputs, decoder_input_ids=torch.tensor([[case.start, 7]])).logits
+        each = scores[0].log_softmax(-1)
+        expected = log_odds(scores[:, 0], 7) if target == token(7) else each[0, 7] + each[1, 9]
+        assert check.probability == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_what_stands_for_the_input_of_the_encoder_or_decoder_is_refused():
+    case = case_of("bart")
+    read = case.model.get_encoder()(input_ids=case.inputs["input_ids"])
+    with pytest.raises(InputError, match="leave encoder_outputs out"):
+        explain(case.model, {"encoder_outputs": read, "decoder_input_ids": torch.tensor([[2]] * 2)}, token(7))
+    with pytest.raises(InputError, match="labels are turned into what the decoder"):
+        explain(case.model, case.inputs | {"labels": torch.tensor([[7, 9]] * 2)}, token(7))
+    written = {"decoder_input_ids": torch.tensor([[2, 5, 1], [2, 5, 6]])}
+    padded = written | {"decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
+    with pytest.raises(InputError, match="written after the padding"):
+        explain(case.model, case.inputs | padded, answer([7, 9]))
+    whole = written | {"decoder_attention_mask": torch.ones(2, 3).long()}
+    one, other = (
+        explain(case.model, case.inputs | more, answer([7, 9]), ["gradient_x_input"])["gradient_x_input"].grid
+        for more in (written, whole)
+    )
+    assert torch.equal(one, other)

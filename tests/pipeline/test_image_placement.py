@@ -65,6 +65,26 @@ def test_an_overview_covers_the_part_without_padding():
     assert placed.grid(scores)[0].nonzero().tolist() == [[1, 0], [1, 1]]
 
 
+def test_tiles_whose_padding_has_no_tokens_have_gaps():
+    """An image of 24×32 in a canvas of 32×32, of which the model leaves out the last row of tokens."""
+    inner = torch.nn.functional.interpolate(torch.randn(1, 3, 6, 8), size=(24, 32), mode="bilinear")[0]
+    canvas = torch.zeros(3, 32, 32)
+    canvas[:, 4:28] = inner
+    overview = torch.nn.functional.interpolate(inner[None], size=(16, 16), mode="area")[0]
+    tiles = torch.stack([overview, *tiles_of(canvas, 2, 2)])
+    upper, lower = [owners_of(2, 2, 8, k) for k in (4, 8)], [owners_of(1, 2, 8, k) for k in (12, 14)]
+    lower = [torch.cat([one, torch.full((8, 16), -1)]) for one in lower]
+    owners = torch.cat([owners_of(2, 2, 8), *upper, *lower])
+    placed = place_tokens(tiles[None], owners, {"image_sizes": torch.tensor([[24, 32]])})
+    scores = torch.arange(16.0)[None]
+    scores[0, :4] = 0  # the overview
+    assert placed.grid(scores)[0].int().tolist() == [[4, 5, 8, 9], [6, 7, 10, 11], [12, 13, 14, 15], [0, 0, 0, 0]]
+    mixed = owners.clone()
+    mixed[-16:-8, 0:4] = 15  # two tokens in one cell
+    with pytest.raises(NotApplicableError, match="belong to several image tokens"):
+        place_tokens(tiles[None], mixed, {"image_sizes": torch.tensor([[24, 32]])})
+
+
 def test_flattened_patches_are_put_back():
     """Four patches make a token; the image is the one that was cut."""
     image = torch.randn(3, 16, 24)
@@ -80,5 +100,5 @@ def test_flattened_patches_are_put_back():
 
 def test_tiles_that_are_no_parts_of_an_image_are_refused():
     owners = torch.cat([owners_of(2, 2, 8, 4 * k) for k in range(5)])
-    with pytest.raises(NotApplicableError, match="5 tiles of an image were given, and their order was not found"):
+    with pytest.raises(NotApplicableError, match="5 images or tiles were given for one text"):
         place_tokens(torch.randn(1, 5, 3, 16, 16), owners, {})

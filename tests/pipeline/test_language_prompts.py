@@ -10,7 +10,7 @@ import torch
 import vitrail
 from tests.battery.decoders import FAMILIES
 from tests.text.language import PROMPT, MarkedCopy, language_model, word_tokens
-from vitrail.errors import InputError, ModelError, OptionError, TargetError
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.targets import answer, contrast, saved_targets, token
 from vitrail.text.rendering import coloured_words, words_html
 
@@ -367,3 +367,50 @@ def test_without_attention_the_default_is_gradient_times_input():
     assert torch.equal(found.grid, expected.grid)
     with pytest.raises(NotApplicableError):
         vitrail.explain(model, PROMPT, "attnlrp:released", tokenizer=tokenizer)
+
+
+class LearnedTokens(torch.nn.Module):
+    """A decoder with learned vectors in front of each text, as prompt tuning trains them."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder, _ = language_model()
+        self.learned = torch.nn.Parameter(torch.randn(3, 16, dtype=torch.float64))
+
+    def get_input_embeddings(self):
+        return self.decoder.get_input_embeddings()
+
+    def can_generate(self):
+        return True
+
+    def forward(self, input_ids):
+        vectors = self.get_input_embeddings()(input_ids)
+        return self.decoder(inputs_embeds=torch.cat([self.learned.expand(len(vectors), -1, -1), vectors], 1)).logits
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.GuessWarning")
+def test_learned_tokens_in_front_of_a_text_are_not_taken_for_its_words():
+    model, tokenizer = LearnedTokens().eval(), word_tokens(bos=False)
+    with pytest.raises(TargetError, match="8 positions, and 5 were expected"):
+        vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target=token(9))
+    with pytest.raises(NotApplicableError, match="map of 8 tokens, and the prompt has 5"):
+        vitrail.explain(model, PROMPT, "transformer_mm", tokenizer=tokenizer, target=lambda scores: scores[:, -1, 9])
+    found = vitrail.explain(
+        model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target=lambda scores: scores[:, -1, 9]
+    )
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+    whole = torch.cat([model.learned[None], vectors], 1)
+    (gradient,) = torch.autograd.grad(model.decoder(inputs_embeds=whole).logits[0, -1, 9], vectors)
+    assert close(found.grid[0, 0], (gradient * vectors).sum(-1)[0].detach())
+
+
+def test_the_number_of_last_positions_is_read():
+    model, tokenizer = language_model()
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    expected = vitrail.explain(model, {"input_ids": ids}, "gradient_x_input", target=token(9)).grid
+    for last in (0, 1, 3):
+        inputs = {"input_ids": ids, "logits_to_keep": last}
+        assert torch.equal(vitrail.explain(model, inputs, "gradient_x_input", target=token(9)).grid, expected)
+    with pytest.raises(TargetError, match="no scores of position 2"):
+        vitrail.explain(model, inputs, "gradient_x_input", target=token(9, position=2))

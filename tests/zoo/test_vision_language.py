@@ -13,7 +13,7 @@ from tests.zoo import vision_language
 from tests.zoo.vision_language import CASES, LABEL, TOKENIZER, WORDS, ImageQuestion
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import find_merged_stream
-from vitrail.errors import GuessWarning, InputError, MapWarning
+from vitrail.errors import GuessWarning, InputError, MapWarning, NotApplicableError
 from vitrail.targets import token
 
 pytest.importorskip("transformers")
@@ -144,6 +144,42 @@ def explain_with(case, inputs):
     return vitrail.explain(case.model, inputs, "transformer_mm", target=token("w7"), tokenizer=TOKENIZER)
 
 
+def test_one_tensor_of_a_question_is_explained_through_the_whole_model():
+    """With a tokenizer, which reads the target; the image is part of the call."""
+    case = case_of("llava")
+    pixels = case.inputs["pixel_values"].clone().requires_grad_()
+    logits = case.model(**case.inputs | {"pixel_values": pixels}).logits[:, -1]
+    (gradient,) = torch.autograd.grad(logits[:, LABEL].sum(), pixels)
+    expected = (gradient * pixels).sum(1).detach()
+    found = explain("llava", case.model, of="pixel_values", methods=["gradient_x_input"])["gradient_x_input"]
+    assert torch.allclose(found.grid[:, 0], expected, atol=1e-5 * float(expected.abs().max()))
+    best = explain("llava", case.model, of="pixel_values", methods=["gradient_x_input"], target=None)
+    records = best["gradient_x_input"].named_targets
+    assert [row[0].pinned.index for row in records] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("units", "members"),
+    [("sentences", [range(WORDS)]), ("tokens", [[i] for i in range(WORDS)]), ([(0, 7)], [[0, 1]])],
+)
+def test_units_of_a_question_add_up_its_tokens(units, members):
+    case = case_of("llava")
+    inputs = {name: value[:1] for name, value in case.inputs.items()}
+    options = {"tokenizer": TOKENIZER, "target": target_of("llava")}
+    plain = vitrail.explain(case.model, inputs, "gradient_x_input", **options).text[0]
+    found = vitrail.explain(case.model, inputs, "gradient_x_input", units=units, **options).text[0]
+    expected = [float(plain.scores[0, list(own)].sum()) for own in members]
+    assert found.scores[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_two_images_of_one_text_are_refused_by_name():
+    case = case_of("llava")
+    ids = case.inputs["input_ids"]
+    both = {"input_ids": torch.cat([ids[:1], ids[1:]], 1), "pixel_values": case.inputs["pixel_values"]}
+    with pytest.raises(NotApplicableError, match="2 images or tiles were given for one text"):
+        vitrail.explain(case.model, both, "gradient_x_input", tokenizer=TOKENIZER, target=token("w7"))
+
+
 # -- processors ------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +223,38 @@ def test_what_a_processor_returns_is_explained():
     assert e.text[0].words == ("w9", "w10", "w11")
     assert torch.equal(e.grid, same.grid)
     assert torch.equal(e.text[0].scores, same.text[0].scores)
+
+
+@pytest.mark.slow
+def test_an_image_that_does_not_fill_its_tiles_is_explained():
+    """The processor pads the image, and the model leaves out tokens of the padding: a patch is found where it is."""
+    import transformers
+    from PIL import Image
+
+    size = {"height": 64, "width": 64}
+    images = transformers.LlavaNextImageProcessor(
+        size={"shortest_edge": 64}, crop_size=size, image_grid_pinpoints=[[128, 128]]
+    )
+    options = {"patch_size": 16, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = processor_of("LlavaNextProcessor", images, **options | {"image_token": "<image>"})
+    wide = Image.effect_noise((6, 4), 80).convert("RGB").resize((96, 64), Image.Resampling.BICUBIC)
+    text = "<image> " + " ".join(f"w{i}" for i in range(9, 9 + WORDS))
+    inputs = dict(processor(images=wide, text=text, return_tensors="pt"))
+    case = vision_language.asked(case_of("llava_next").model, inputs, 0, None)
+    stream = vision_language.stream_of(case)
+
+    def change(pixels):
+        changed = pixels.clone()
+        changed[0, 4, :, :16, -16:] += 1  # the last tile, its first row and last column: row 4 and column 7 of 8
+        return changed
+
+    seen = vision_language.positions_of_patch(case, change, stream.place.name, stream.place.argument)
+    words = stream.words[0].nonzero()[:, 0].tolist()
+    model = vision_language.reading_only(case.model, stream.place.name, [*seen, words[-1]])
+    for method in METHODS:
+        e = vitrail.explain(model, inputs, method, processor=processor, target=token("w7"))
+        assert divmod(int(e.grid[0, 0].abs().argmax()), 8) == (4, 7), method
+        assert not e.grid[0, 0, [0, -1]].any(), method  # padding above and below
 
 
 def test_labels_of_a_processor_do_not_stop_an_answer():

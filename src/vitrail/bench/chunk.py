@@ -27,7 +27,7 @@ from vitrail.bench.world_chunk import WorldChunkRunner
 from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.score_function import class_probabilities
-from vitrail.errors import OutputError, TargetError, WeightsError, error_line
+from vitrail.errors import OutputError, TargetError, UnreachableError, WeightsError, error_line
 from vitrail.pipeline.map_rows import to_half
 from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.presets import find_presets
@@ -107,8 +107,10 @@ class Chunk:
             return _ChunkRunner(self, context).run()
 
 
-def _write_rows(chunk: Chunk, rows: ScoreRows) -> Path:
-    return write_table(chunk.path, rows.columns, chunk.footer)
+def _write_rows(chunk: Chunk, rows: ScoreRows, unreachable: bool = False) -> Path:
+    # Where a store did not answer, the next run tries again.
+    footer = chunk.footer | ({"unreachable": "yes"} if unreachable else {})
+    return write_table(chunk.path, rows.columns, footer)
 
 
 def reads_ahead(device: str) -> bool:
@@ -173,6 +175,7 @@ class _ChunkRunner:
         self.presets = find_presets([name for name in names if name not in PROTOCOLS])
         self.explainer = ChunkExplainer(context, self.model, chunk.key)
         self.rows = ScoreRows(self.plan.models[chunk.model].title, self.images.spec.title, chunk.methods)
+        self.unreachable = False
         self.saved_maps: dict[str, list[Tensor]] = {}
         self.saved_ids: list[str] = []
 
@@ -182,6 +185,7 @@ class _ChunkRunner:
             for position, error in loaded.errors.items():
                 name = self.images.dataset.ids[self.chunk.indices[start + position]]
                 self._add_unreadable(name, error_line(error))
+                self.unreachable |= isinstance(error, UnreachableError)
             if loaded.inputs is not None:
                 self._run_batch(loaded.truths, loaded.inputs)
         return self._write
@@ -189,7 +193,7 @@ class _ChunkRunner:
     def _write(self) -> Path:
         if self.plan.keep_maps:
             self._write_maps()
-        return _write_rows(self.chunk, self.rows)
+        return _write_rows(self.chunk, self.rows, self.unreachable)
 
     def _read(self) -> Iterator[LoadedImages]:
         read_one, indices, size = image_reader(self.chunk, self.context), self.chunk.indices, self.plan.batch

@@ -99,6 +99,21 @@ class FolderChunk:
         images = hashlib.sha256(listed.encode()).hexdigest()
         return {"key": self.key, "part": self.name, "images": images}
 
+    @property
+    def is_done(self) -> bool:
+        """Whether its files exist, and need not be computed again because a store did not answer."""
+        return read_footer(self.path) == self.footer and has_maps(self.path, self.footer)
+
+    @property
+    def reason_missing(self) -> str | None:
+        """Why its files cannot be used; None if they can."""
+        footer = read_footer(self.path)
+        if footer is None:
+            return "it was not computed, because the parts before it failed"
+        if not (self.footer.items() <= footer.items() and has_maps(self.path, self.footer)):
+            return "another run with other settings wrote to the same folder meanwhile: use a folder for each"
+        return None
+
     def prepare(self, device: str) -> None:
         """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
         if self._reads_ahead(device):
@@ -318,7 +333,7 @@ def explain_folder(
         remove_stale_files(out / "parts")
     except OSError as error:
         raise write_error(error, out) from error
-    missing = [task for task in tasks if not (read_footer(task.path) == task.footer and has_maps(task.path))]
+    missing = [task for task in tasks if not task.is_done]
     begin(missing, len(tasks) - len(missing))
     lost: Mapping[str, str] = {}
     try:
@@ -326,7 +341,10 @@ def explain_folder(
     except LostTasksError as error:
         lost = error.reasons
     pa, pq = require_pyarrow(), require("pyarrow.parquet", "bench", "read tables")
-    tables = [_lost_rows(task, lost[task.name]) if task.name in lost else pq.read_table(task.path) for task in tasks]
+    tables = []
+    for task in tasks:
+        reason = lost.get(task.name) or task.reason_missing
+        tables.append(pq.read_table(task.path) if reason is None else _lost_rows(task, reason))
     return write_index(out, pa.concat_tables(tables).replace_schema_metadata(None), recorded)
 
 

@@ -195,7 +195,7 @@ def draw_folder(
     source = open_listed(manifest, out)
     items = {item.id: item for item in source.items}
     pq: Any = require("pyarrow.parquet", "bench", "read tables")
-    index = pq.read_table(out / "index.parquet", columns=["part", "image"]).to_pylist()
+    index = pq.read_table(out / "index.parquet", columns=["part", "image"]).sort_by("part").to_pylist()
     tasks = []
     for part, rows in groupby(index, key=lambda row: row["part"]):
         footer = read_footer(out / "parts" / f"{part}.parquet")

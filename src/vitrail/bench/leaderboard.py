@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.bench.chunk import Chunk
@@ -30,6 +31,8 @@ from vitrail.pipeline.saved_files import slug
 SAMPLE = 4
 #: Largest difference of a score that counts as reproduced: absolute, and relative to the stated score.
 ABSOLUTE, RELATIVE = 1e-3, 1e-2
+#: Standard errors of a mean over the sample beyond which the stated mean over all images is implausible.
+MAX_DEVIATION = 6.0
 _FIELDS = {"model": str, "dataset": str, "method": str, "images": int, "key": str, "weights": str, "manifest": str,
            "plan": str, "values": list, "sample": list}  # fmt: skip
 _ROW = ("protocol", "target", "score")
@@ -172,7 +175,11 @@ def check_entry(
     except (TypeError, ValueError, AttributeError) as error:  # pydantic's errors are among these
         raise DataError(f"{path}: its plan cannot be read: {error_line(error)}") from error
     stated_ids = {row["image"] for row in entry["sample"]}
-    expected = sample_ids(entry["key"], open_images(plan.dataset[0]).ids)
+    all_ids = open_images(plan.dataset[0]).ids
+    count = max([entry["images"], *(int(row.get("images", 0)) for row in entry["values"])])
+    if count > len(all_ids):
+        return 0, [Mismatch("number of images", count, len(all_ids))]
+    expected = sample_ids(entry["key"], all_ids)
     if stated_ids != set(expected):
         return 0, [Mismatch("images of the sample", ", ".join(sorted(stated_ids)), ", ".join(expected))]
     data = plan.dataset[0].model_copy(update={"ids": tuple(expected), "limit": None, "draw": None})
@@ -189,7 +196,25 @@ def check_entry(
     finite = [row for row in rows if row["value"] is not None and math.isfinite(row["value"])]
     computed = {tuple(row[name] for name in ("image", *_ROW)): row["value"] for row in finite}
     stated = {(one["image"], *row[:3]): row[3] for one in entry["sample"] for row in one["scores"]}
-    return len(stated), list(_compare(stated, computed))
+    return len(stated), [*_compare(stated, computed), *_implausible_means(entry["values"], computed)]
+
+
+def _implausible_means(values: Sequence[Mapping[str, Any]], computed: Mapping[_Score, float]) -> Iterator[Mismatch]:
+    """Stated means over all images that are too far from the sample's to be those of the same scores.
+
+    The spread of a score is that of the sample or that of the stated interval, whichever is larger. A mean that is a
+    little wrong is not found.
+    """
+    for row in values:
+        name = tuple(str(row[column]) for column in _ROW)
+        sample = [value for identity, value in computed.items() if identity[1:] == name]
+        if len(sample) < SAMPLE:  # not a mean of scores of single images, or some have none
+            continue
+        low, high = row["interval"]
+        spread = max(stdev(sample), (high - low) / (2 * 1.96) * math.sqrt(row.get("images", len(sample))))
+        limit = MAX_DEVIATION * spread / math.sqrt(len(sample)) + max(ABSOLUTE, RELATIVE * abs(row["value"]))
+        if abs(fmean(sample) - row["value"]) > limit:
+            yield Mismatch(f"mean of {' '.join(name)}", row["value"], f"{fmean(sample):.4g} on {len(sample)} images")
 
 
 def _compare(stated: Mapping[_Score, float], computed: Mapping[_Score, float]) -> Iterator[Mismatch]:

@@ -196,7 +196,15 @@ class MapStore:
     def _slice(self, row: Mapping[str, Any]) -> Any:
         part = row["part"]
         if part not in self._files:
-            self._files[part] = open_shard(self.folder / "parts" / f"{part}.safetensors")
+            path = self.folder / "parts" / f"{part}.safetensors"
+            opened = open_shard(path)
+            key = (opened.metadata() or {}).get("key", self.key)
+            if key != self.key:
+                raise DataError(
+                    f"{path} has maps of another model, other options or other images (key {key}, the index has "
+                    f"{self.key}): run the command that wrote {self.folder} again"
+                )
+            self._files[part] = opened
             while len(self._files) > _MAX_OPEN:
                 self._files.popitem(last=False)
         self._files.move_to_end(part)
@@ -309,13 +317,16 @@ def open_shard(path: Path) -> Any:
         raise DataError(f"{path} {state}: run the command that wrote it again, which computes it anew") from error
 
 
-def has_maps(part: Path) -> bool:
-    """Whether the file of maps beside a part is complete."""
+def has_maps(part: Path, footer: Mapping[str, str]) -> bool:
+    """Whether the file of maps beside a part is complete and was written with the part's footer.
+
+    Other settings may have written it since: a run that is killed between its two files leaves maps without their part.
+    """
     try:
-        open_shard(part.with_suffix(".safetensors"))
+        found = open_shard(part.with_suffix(".safetensors")).metadata() or {}
     except DataError:
         return False
-    return True
+    return footer.items() <= found.items()
 
 
 def write_index(folder: Path, rows: Any, manifest: Mapping[str, Any]) -> Path:

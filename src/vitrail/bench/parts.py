@@ -298,7 +298,10 @@ def write_error(error: OSError, path: Path) -> OutputError:
         errno.EPERM: "permission denied: choose another folder with --out",
         errno.EROFS: "the disk is read-only: choose another folder with --out",
     }.get(error.errno or 0, f"{error.strerror or error}")
-    return OutputError(f"cannot write {path}: {reason}. Parts written before are complete; run it again to resume")
+    failure = OutputError(f"cannot write {path}: {reason}. Parts written before are complete; run it again to resume")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        failure.exit_status = 1
+    return failure
 
 
 def remove_stale_files(folder: Path) -> None:

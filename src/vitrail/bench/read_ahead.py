@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 Batch = TypeVar("Batch")
@@ -33,12 +34,16 @@ class ReadAhead(Generic[T, Batch]):
     """
 
     def __init__(self, join: Callable[[list[T]], Batch], threads: int | None = None) -> None:
-        count = threads or max(2, min(MOST_THREADS, (os.cpu_count() or 2) - 1))
+        self.threads = threads or max(2, min(MOST_THREADS, (os.cpu_count() or 2) - 1))
         self.join = join
-        self.readers = ThreadPoolExecutor(count, thread_name_prefix="vitrail-read")
-        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="vitrail-join")
         self.waiting: dict[str, tuple[list[Future[T]], list[Future[Batch]]]] = {}
         self.waited = 0.0
+        self._open_pools()
+        _OPENED.add(self)
+
+    def _open_pools(self) -> None:
+        self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="vitrail-read")
+        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="vitrail-join")
 
     def start(self, name: str, read: Callable[[int], T], indices: Sequence[int], size: int) -> None:
         """Begin to read a chunk in batches of some size, if it does not wait already; the oldest of three is dropped.
@@ -74,3 +79,21 @@ class ReadAhead(Generic[T, Batch]):
             batch = batches.pop().result()  # the list forgets it, so that its memory is free once it is used
             self.waited += perf_counter() - started
             yield batch
+
+    def cancel(self) -> None:
+        """Read nothing of what was started; items that are being read now are the last."""
+        readers, joiner = self.readers, self.joiner
+        self.waiting.clear()
+        self._open_pools()
+        for pool in (joiner, readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+#: All readers, which the end of the process waits for.
+_OPENED: WeakSet[ReadAhead[Any, Any]] = WeakSet()
+
+
+def cancel_reading() -> None:
+    """Cancel what threads of this process read ahead, so that a program that is interrupted ends."""
+    for ahead in list(_OPENED):
+        ahead.cancel()

@@ -148,12 +148,20 @@ class ResultsStore:
 
     def done(self, chunk: Chunk) -> bool:
         """Whether a chunk's part exists and belongs to this run, with its maps if the plan keeps them."""
-        complete = read_footer(chunk.path) == chunk.footer
-        return complete and (not self.context.plan.keep_maps or has_maps(chunk.path))
+        footer = read_footer(chunk.path)
+        complete = footer is not None and chunk.footer.items() <= footer.items()
+        return complete and (not self.context.plan.keep_maps or has_maps(chunk.path, chunk.footer))
 
     def missing(self) -> list[Chunk]:
         """Return the chunks that are not done."""
         return [chunk for chunk in self.chunks if not self.done(chunk)]
+
+    def to_compute(self) -> list[Chunk]:
+        """Return the chunks that are not done, and those with images of a store that did not answer."""
+        return [
+            chunk for chunk in self.chunks
+            if not self.done(chunk) or (read_footer(chunk.path) or {}).get("unreachable")
+        ]  # fmt: skip
 
     def merge(self) -> pl.DataFrame:
         """Return all parts as one table, sorted by the columns that identify a row.

@@ -72,12 +72,12 @@ def run_missing(
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
     done: TaskCallback = lambda _: None,
 ) -> int:
-    """Compute the missing parts of a run.
+    """Compute the missing parts of a run, and again those with images of a store that did not answer.
 
     Returns:
         Number of parts that were computed.
     """
-    missing = store.missing()
+    missing = store.to_compute()
     selected = missing if shard is None else [chunk for chunk in select_shard(store.chunks, shard) if chunk in missing]
     begin(selected, len(store.chunks) - len(missing))
     engine.run(selected, done)

@@ -13,7 +13,7 @@ from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL, 
 from vitrail.bench.plan import TEXT_DATASETS, WORLD_DATASETS, Plan, PlanProblem
 from vitrail.bench.plan_file import PlanOverrides, find_plan, parse_plan, plan_error
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.data import DATASETS, ImageGrids, Sample
+from vitrail.data import DATASETS, ImageGrids, ImageSource, Sample
 from vitrail.data.datasets import RENDERED
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
@@ -29,6 +29,8 @@ _PLACEHOLDERS: dict[str, Any] = {
 }  # fmt: skip
 #: Samples that are read to find out which ground truth a data set has.
 SAMPLES_READ = 4
+#: About how many others are tried, spread over the data set, if none of these can be read.
+OTHER_SAMPLES = 16
 #: What a protocol may need of a data set, in words.
 _NEEDS = {"mask": "masks", "boxes": "boxes", "label": "labels", "two classes": "images with two known classes",
           "class masks": "masks that distinguish classes", "grid": "grids of images",
@@ -226,14 +228,24 @@ def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
 
 
 def _first_samples(images: BenchImages) -> list[tuple[Sample, dict[int, Any]]]:
-    """Read the first samples. Some may be damaged, which becomes rows of the results, but not all."""
+    """Read the first samples, and others where these are damaged, which becomes rows of the results.
+
+    Nothing is read of a source, whose labels are listed: a run that is resumed would read it again.
+    """
+    if isinstance(images.dataset, ImageSource):
+        listed = [images.dataset.source.items[index] for index in images.indices]
+        labelled = next((item for item in listed if item.label is not None), listed[0])
+        return [(Sample(labelled.id, label=labelled.label), {})]
     samples: list[tuple[Sample, dict[int, Any]]] = []
     failure: VitrailError | None = None
-    for index in images.indices[:SAMPLES_READ]:
+    others = images.indices[SAMPLES_READ :: max(1, len(images.indices) // OTHER_SAMPLES)]
+    for number, index in enumerate((*images.indices[:SAMPLES_READ], *others)):
+        if number >= SAMPLES_READ and samples:
+            break
         try:
             samples.append(read_ground_truth(images.dataset, index))
         except VitrailError as error:
-            failure = error
+            failure = failure or error
     if failure is not None and not samples:
         raise failure
     return samples

@@ -189,7 +189,8 @@ class _Settings:
                 for parameter in held["_parameters"].values():
                     if parameter is not None and parameter.requires_grad:
                         self.trainable.append(parameter)
-            if held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
+            own = getattr(held.get("forward"), "_torchdynamo_orig_callable", None)  # forward = torch.compile(forward)
+            if own is not None or held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
                 self.compiled = True
             if "running_var" in held["_buffers"]:
                 self.normalised = True

@@ -71,7 +71,9 @@ def options(
 def main() -> None:
     """Run the command line; errors that Vitrail raises become one line on standard error and exit code 2.
 
-    Ctrl-C becomes one line and exit code 130. ``vitrail explain DIR`` exits with 1 if images failed.
+    The code is 1 if work was begun and not finished: images failed, parts were lost, or the disk is full. Ctrl-C
+    becomes
+    one line and exit code 130.
     """
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
@@ -82,7 +84,7 @@ def main() -> None:
     except VitrailError as error:
         err.print("[red]error:[/red] ", end="")
         err.print(" ".join(str(error).split()), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def is_address(text: str) -> bool:
         [True, True, True, False, False]
     """
     containers = KINDS["tar shards"] + KINDS["tables"] + KINDS["lists"]
-    return "://" in text or text.startswith("hf:") or text.endswith(containers) or is_saved_dataset(text)
+    return "://" in text or text.startswith("hf:") or text.lower().endswith(containers) or is_saved_dataset(text)
 
 
 def full_address(address: str | Path, folder: Path = Path()) -> str:
@@ -86,6 +86,10 @@ def open_source(
     if kind is None:
         advice = "" if recursive or not is_folder else "; recursive=True (--recursive) includes subfolders"
         raise DataError(f"there are no images in {text}{advice}")
+    others = [f"{len(by_kind[other]):,} {other}" for other in ("tar shards", "tables") if by_kind[other]]
+    if kind == "images" and others:
+        count = f"{len(by_kind[kind]):,} images and {' and '.join(others)}"
+        raise DataError(f"{text} has {count}: pass a pattern that fits those to read, such as {text.rstrip('/')}/*.tar")
     chosen = [(file, posixpath.relpath(file, root)) for file in sorted(by_kind[kind])]
     if kind == "images":
         return FileSource(tuple(SourceItem(name, file) for file, name in chosen))

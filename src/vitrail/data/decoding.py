@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, Timer
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -30,6 +30,8 @@ __all__ = ["ImageDecoder", "serve"]
 IMAGES_BEFORE_START = 512
 #: Seconds until a thread that waits for a process decodes its images itself.
 MAX_WAIT = 60.0
+#: Seconds that decoding an image may take in a process.
+MAX_SECONDS = 60.0
 _PIPE_BYTES = 2**20
 _COMMAND = "from vitrail.data.decoding import serve; serve()"
 _Process = subprocess.Popen[bytes]
@@ -52,6 +54,8 @@ class _Request(NamedTuple):
                 found.append(self.preprocess(open_image(name, content)))
             except VitrailError as error:
                 found.append(error)
+            except Exception as error:  # noqa: BLE001 - such as too little memory: the other images are decoded
+                found.append(InputError(f"{name} cannot be decoded ({type(error).__name__}: {error})"))
         return found
 
 
@@ -102,24 +106,33 @@ class ImageDecoder:
         return self._decode(source, items, preprocess)
 
     def _decode(
-        self, source: Source, items: Sequence[SourceItem], preprocess: Preprocess, tries: int = 2
+        self, source: Source, items: Sequence[SourceItem], preprocess: Preprocess, deaths: int = 0
     ) -> list[Tensor | VitrailError]:
-        """Decode images in a process; those of one that dies again one by one, since only one of them is at fault."""
+        """Decode images in a process; those of one that dies again one by one, since only one of them is at fault.
+
+        An image in whose company a process died (``deaths`` of them) is never decoded here, where it would end the run.
+        """
         names = [item.id if item.place else item.file for item in items]
+        waits = deaths > 0 or (self._ready.is_set() and any(process.poll() is None for process in list(self._started)))
         try:
-            process = self._free.get(timeout=MAX_WAIT) if self._ready.is_set() else self._free.get_nowait()
+            process = self._free.get(timeout=MAX_WAIT) if waits else self._free.get_nowait()
         except Empty:
+            if deaths:
+                reason = f"the process that decoded {names[0]} ended, and no other started within {MAX_WAIT:.0f} s"
+                return [InputError(f"{reason}: run it again")]
             return _Request(source, names, list(items), preprocess).decode()
         request, errors = _to_send(source, names, items, preprocess)
         try:
             read = iter(_ask(process, request))
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             process.kill()
             self._start()
             if len(items) > 1:
-                return [one for item in items for one in self._decode(source, [item], preprocess)]
-            if tries > 1:  # it may have been killed for another reason
-                return self._decode(source, items, preprocess, tries - 1)
+                return [one for item in items for one in self._decode(source, [item], preprocess, 1)]
+            if isinstance(error, TimeoutError):
+                return [InputError(f"{names[0]} was not decoded within {MAX_SECONDS:.0f} s: the file may be damaged")]
+            if deaths < 2:  # it may have been killed for another reason
+                return self._decode(source, items, preprocess, deaths + 1)
             reason = f"{names[0]} ended the process that decoded it (exit status {process.wait()})"
             return [InputError(f"{reason}: the file may be damaged")]
         self._free.put(process)
@@ -128,7 +141,7 @@ class ImageDecoder:
     def wait(self) -> None:
         """Wait until all processes are ready and idle, if they were started; for measurements."""
         if self._decoded > self.start_after:
-            for process in [self._free.get() for _ in range(self.processes)]:
+            for process in [self._free.get(timeout=10 * MAX_WAIT) for _ in range(self.processes)]:
                 self._free.put(process)
 
     def _start(self) -> None:
@@ -179,15 +192,35 @@ def _stop(started: list[_Process]) -> None:
 
 
 def _ask(process: _Process, request: _Request) -> list[Tensor | VitrailError]:
-    """Send images to a process and read its answer: shape or error of each, then the pixels of all."""
+    """Send images to a process and read its answer: shape or error of each, then the pixels of all.
+
+    Raises:
+        TimeoutError: It took too long, and was killed.
+    """
     requests: Any = process.stdin
     answers: Any = process.stdout
-    pickle.dump(request, requests)
-    requests.flush()
-    shape, errors = pickle.load(answers)  # noqa: S301 - from a process of this module
-    pixels = torch.empty(shape)
-    if answers.readinto(pixels.numpy()) != pixels.nbytes:
-        raise EOFError
+    seconds, expired = MAX_SECONDS * max(1, len(request.items)), Event()
+
+    def expire() -> None:
+        expired.set()
+        process.kill()
+
+    limit = Timer(seconds, expire)
+    limit.daemon = True
+    limit.start()
+    try:
+        pickle.dump(request, requests)
+        requests.flush()
+        shape, errors = pickle.load(answers)  # noqa: S301 - from a process of this module
+        pixels = torch.empty(shape)
+        if answers.readinto(pixels.numpy()) != pixels.nbytes:
+            raise EOFError
+    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        if expired.is_set():
+            raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+        raise
+    finally:
+        limit.cancel()
     read = iter(pixels)
     return [next(read) if error is None else error for error in errors]
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.source import FileSource, SourceItem, name_store_errors
+from vitrail.data.source import FileSource, SourceItem, file_system, name_store_errors
 from vitrail.errors import DataError, require
 
 __all__ = ["HubSource", "is_saved_dataset", "list_hub"]
@@ -34,12 +34,16 @@ class HubSource(FileSource):
         path = value.get("path") if isinstance(value, dict) else value
         if not isinstance(path, str):
             raise DataError(f"{item.id} holds no image: the value is {path!r}")
-        return super()._read(item._replace(file=path, place=()))
+        return FileSource().open(SourceItem(item.id, path))
 
 
 def is_saved_dataset(folder: str) -> bool:
-    """Whether ``save_to_disk`` wrote a local folder."""
-    return any(Path(folder, name).is_file() for name in ("dataset_dict.json", "state.json"))
+    """Whether ``save_to_disk`` wrote a folder."""
+    names = ("dataset_dict.json", "state.json")
+    if "://" not in folder:
+        return any(Path(folder, name).is_file() for name in names)
+    system, path = file_system(folder)
+    return any(system.isfile(f"{path.rstrip('/')}/{name}") for name in names)
 
 
 def list_hub(address: str, split: str = "", column: str = "", label: str = "") -> HubSource:
@@ -51,6 +55,7 @@ def list_hub(address: str, split: str = "", column: str = "", label: str = "") -
         column: Column of the images. Default: the first column of the type Image.
         label: Column of class indices. Default: ``label``, if there is one.
     """
+    _open_rows.cache_clear()  # the folder may have changed since another source read it
     with name_store_errors(address):
         rows, _, classes = _open_rows(address, split, column, label)
         name = label or ("label" if "label" in rows.column_names else "")

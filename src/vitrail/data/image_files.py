@@ -65,7 +65,7 @@ def read_mask(path: Path, image: Image) -> NDArray[np.uint8]:
 def _load_image(source: Path | bytes, name: str | Path) -> Image:
     from PIL import Image, UnidentifiedImageError
 
-    from vitrail.models.preprocess import MAX_PIXELS
+    from vitrail.models.preprocess import MAX_PIXELS, unread_format
 
     try:
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
@@ -79,12 +79,12 @@ def _load_image(source: Path | bytes, name: str | Path) -> Image:
     except FileNotFoundError as error:
         raise DataError(f"{name} was deleted after the data set was opened: restore it") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{name} is not an image: unpack or download it again") from error
+        raise DataError(f"{name} {unread_format(source)}") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{name} is too large ({error}): check the file") from error
-    except (OSError, SyntaxError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
         raise DataError(
             f"{name} cannot be read ({error}): it is damaged or truncated; unpack or download it again"
         ) from error

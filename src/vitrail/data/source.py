@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
+import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +19,9 @@ from vitrail.errors import DataError, UnreachableError
 __all__ = ["FileSource", "Source", "SourceItem", "file_system", "keep_list", "name_store_errors", "read_bytes"]
 
 #: Suffixes of image files.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
+#: Version of the lists that are kept.
+LIST_FORMAT = "2"
 
 
 class SourceItem(NamedTuple):
@@ -90,12 +94,21 @@ class FileSource:
 def read_bytes(address: str, start: int = 0, size: int = -1) -> bytes:
     """Read a file, or ``size`` bytes of it from ``start``."""
     if "://" not in address:  # without fsspec, which takes several times as long
-        with Path(address).expanduser().open("rb") as file:
+        local = Path(address).expanduser()
+        _refuse_special_file(local)
+        with local.open("rb") as file:
             file.seek(start)
             return file.read(size)
     system, path = file_system(address)
     content: bytes = system.cat_file(path, start, None if size < 0 else start + size)
     return content
+
+
+def _refuse_special_file(path: Path) -> None:
+    """Raise an error for a named pipe, a socket or a device, which may be waited for without end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path} is a pipe, a socket or a device, expected a file: remove it")
 
 
 def file_system(address: str) -> tuple[Any, str]:
@@ -127,10 +140,10 @@ def name_store_errors(address: str) -> Iterator[None]:
         raise DataError(f"{address} does not exist: check the address") from error
     except (PermissionError, IsADirectoryError) as error:
         raise DataError(f"{address} cannot be read: {error}") from error
-    except (EOFError, ValueError, KeyError, NotImplementedError, tarfile.TarError) as error:  # and those of pyarrow
+    except (EOFError, ValueError, KeyError, NotImplementedError, tarfile.TarError, csv.Error) as error:  # and pyarrow's
         raise DataError(f"{address} cannot be read ({error}): it is damaged or truncated") from error
     except OSError as error:
-        is_local = "://" not in address and not address.startswith("hf:")
+        is_local = address.startswith("file://") or ("://" not in address and not address.startswith("hf:"))
         if is_local or "truncated" in str(error).lower():
             raise DataError(f"{address} cannot be read ({error}): it is damaged or truncated") from error
         raise UnreachableError(f"{address} does not answer ({error}): check the network, then run it again") from error
@@ -158,13 +171,16 @@ def keep_list(
     try:
         with name_store_errors(address):
             system, path = file_system(address)
-            key = hashlib.sha256(f"{address}\0{name}\0{options}\0{system.ukey(path)}".encode()).hexdigest()
+            if "://" not in address:
+                _refuse_special_file(Path(path))
+            listed = "\0".join((LIST_FORMAT, address, name, options, _file_version(system, path)))
+            key = hashlib.sha256(listed.encode()).hexdigest()
             kept = _cache_folder() / f"{key}.json"
             with suppress(OSError, ValueError, TypeError):
                 return [SourceItem(i, f, tuple(p), *rest) for i, f, p, *rest in json.loads(kept.read_text("utf-8"))]
             items.extend(list_items())
     except DataError as error:
-        found = f" after {len(items):,} images" if items else ""
+        found = f"; the {len(items):,} images before the damage are used" if items else ""
         return [*items, SourceItem(name, address, (), None, f"{error}{found}")]
     with suppress(OSError):  # a home that cannot be written to: the file is listed again
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -172,6 +188,13 @@ def keep_list(
         unfinished.write_text(json.dumps(items), "utf-8")
         unfinished.replace(kept)
     return items
+
+
+def _file_version(system: Any, path: str) -> str:
+    """A text that changes with the file; fsspec takes files of the web for unchanging, so their size and tag count."""
+    protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
+    on_the_web = "http" in protocols or "https" in protocols
+    return f"{system.ukey(path)}{sorted(system.info(path).items()) if on_the_web else ''}"
 
 
 def _cache_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class TableSource(FileSource):
             values = _read_group(item.file, group, self.column)
         value = values[row].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
+        path = value.get("path") if isinstance(value, dict) else None
+        if content is None and isinstance(path, str):
+            return FileSource().open(SourceItem(item.id, _beside(item.file, path)))
         if not isinstance(content, bytes):
             raise DataError(f"{item.id} holds no image: the value is {content!r}")
         return content
@@ -53,7 +57,8 @@ def list_rows(address: str, name: str, column: str = "", label: str = "") -> lis
         column: Column of the images or paths. Default: the first of the usual names.
         label: Column of class indices. Default: the first of the usual names, if there is one.
     """
-    list_table = _list_csv if address.endswith((".csv", ".tsv")) else _list_groups
+    _read_group.cache_clear()  # the file may have changed since another source read it
+    list_table = _list_csv if address.lower().endswith((".csv", ".tsv")) else _list_groups
     return keep_list(address, name, f"{column}\0{label}", lambda: list_table(address, name, column, label))
 
 
@@ -61,29 +66,51 @@ def _list_groups(address: str, name: str, column: str, label: str) -> Iterator[S
     number = 0
     with _open_table(address) as table:
         image_column, label_column = _columns(table.names, address, column, label)
+        paths = table.has_paths(image_column)
         for group in range(table.groups):
             columns = [label_column] if label_column else []
-            paths = table.has_paths(image_column)
             values = table.read(group, [image_column, *columns] if paths else columns)
             labels = values[label_column].to_pylist() if label_column else [None] * table.rows(group)
             for row, one in enumerate(labels):
+                index = _class_index(one, address, label)
                 if paths:
-                    path = str(values[image_column][row].as_py())
-                    yield SourceItem(path, _beside(address, path), (), one)
+                    yield _path_item(address, name, number, values[image_column][row].as_py(), index)
                 else:
-                    yield SourceItem(f"{name}/{number}", address, (group, row), one)
+                    yield SourceItem(f"{name}/{number}", address, (group, row), index)
                 number += 1
 
 
 def _list_csv(address: str, name: str, column: str, label: str) -> Iterator[SourceItem]:
-    del name
     system, path = file_system(address)
-    with system.open(path, "r", encoding="utf-8", newline="") as stream:
-        reader = csv.DictReader(stream, delimiter="\t" if address.endswith(".tsv") else ",")
+    with system.open(path, "r", encoding="utf-8-sig", newline="") as stream:  # spreadsheets begin with a mark
+        reader = csv.DictReader(stream, delimiter="\t" if address.lower().endswith(".tsv") else ",")
         image_column, label_column = _columns(reader.fieldnames or [], address, column, label)
-        for row in reader:
-            own = row[label_column] if label_column else ""
-            yield SourceItem(row[image_column], _beside(address, row[image_column]), (), int(own) if own else None)
+        for number, row in enumerate(reader):
+            index = _class_index(row[label_column], address, label) if label_column else None
+            yield _path_item(address, name, number, row[image_column], index)
+
+
+def _path_item(address: str, name: str, number: int, path: str | None, label: int | None) -> SourceItem:
+    """The item of a row that holds a path; a row without one is an item with the reason."""
+    if not path:
+        reason = f"row {number} of {address} names no image: its path is empty"
+        return SourceItem(f"{name}/{number}", address, (), None, reason)
+    return SourceItem(path, _beside(address, path), (), label)
+
+
+def _class_index(value: Any, address: str, column: str) -> int | None:
+    """The index of a class in a column of labels. Where no column was asked for, names of classes are no labels."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return None
+    try:
+        index = int(value)
+        if index == float(value):
+            return index
+    except (TypeError, ValueError):
+        pass
+    if column:
+        raise DataError(f"{address} has {value!r} in the column {column}, expected indices of the model's classes")
+    return None
 
 
 def _columns(names: Sequence[str], address: str, column: str, label: str) -> tuple[str, str]:
@@ -115,14 +142,13 @@ class _open_table:  # noqa: N801 - a context manager that is used like the funct
     def __init__(self, address: str) -> None:
         system, path = file_system(address)
         self.stream = system.open(path, "rb")
-        self.parquet = address.endswith(".parquet")
+        self.parquet = address.lower().endswith(".parquet")
         try:
             if self.parquet:
                 self.file = require("pyarrow.parquet", "sources", "read Parquet files").ParquetFile(self.stream)
                 self.schema, self.groups = self.file.schema_arrow, self.file.num_row_groups
             else:
-                ipc = require("pyarrow", "sources", "read Arrow files").ipc
-                self.file = ipc.open_file(self.stream)
+                self.file = _open_stream(address) if self._is_stream() else _arrow().ipc.open_file(self.stream)
                 self.schema, self.groups = self.file.schema, self.file.num_record_batches
         except BaseException:
             self.stream.close()
@@ -135,9 +161,17 @@ class _open_table:  # noqa: N801 - a context manager that is used like the funct
     def __exit__(self, *_: object) -> None:
         self.stream.close()
 
+    def _is_stream(self) -> bool:
+        """Whether the file has the streaming format of Arrow, which the library ``datasets`` writes."""
+        start = self.stream.read(4)
+        self.stream.seek(0)
+        return bool(start == b"\xff\xff\xff\xff")
+
     def has_paths(self, column: str) -> bool:
         """Whether a column holds texts."""
-        return str(self.schema.field(column).type) in ("string", "large_string")
+        types, kind = _arrow().types, self.schema.field(column).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
     def rows(self, group: int) -> int:
         """Number of rows of a group."""
@@ -148,5 +182,25 @@ class _open_table:  # noqa: N801 - a context manager that is used like the funct
         """Columns of a group, as a table."""
         if self.parquet:
             return self.file.read_row_group(group, columns=list(columns))
-        pa = require("pyarrow", "sources", "read Arrow files")
-        return pa.Table.from_batches([self.file.get_batch(group)]).select(list(columns))
+        return _arrow().Table.from_batches([self.file.get_batch(group)]).select(list(columns))
+
+
+class _open_stream:  # noqa: N801 - as above
+    """A local file in the streaming format of Arrow; its batches lie in mapped memory and are read when needed."""
+
+    def __init__(self, address: str) -> None:
+        if "://" in address and not address.startswith("file://"):
+            raise DataError(
+                f"{address} is an Arrow stream, which has no positions: copy it here, or write Parquet files"
+            )
+        reader = _arrow().ipc.open_stream(_arrow().memory_map(file_system(address)[1]))
+        self.schema, self.batches = reader.schema, list(reader)
+        self.num_record_batches = len(self.batches)
+
+    def get_batch(self, group: int) -> Any:
+        """One batch of rows."""
+        return self.batches[group]
+
+
+def _arrow() -> Any:
+    return require("pyarrow", "sources", "read Arrow files")

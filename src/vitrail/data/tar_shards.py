@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vitrail.data.source import (
@@ -45,7 +46,7 @@ def list_shard(address: str, name: str) -> list[SourceItem]:
 
 
 def _list_members(address: str, name: str) -> Iterator[SourceItem]:
-    if not address.endswith(".tar"):
+    if not address.lower().endswith(".tar"):
         raise DataError(f"{address} is compressed, and its images cannot be read by position: write it as .tar")
     items: list[SourceItem] = []
     labels: dict[str, int] = {}
@@ -58,7 +59,8 @@ def _list_members(address: str, name: str) -> Iterator[SourceItem]:
                 if member.isreg() and member_name.lower().endswith(IMAGE_SUFFIXES):
                     items.append(SourceItem(member_name, address, (member.offset_data, member.size)))
                 elif member_name.endswith(".cls") and (file := tar.extractfile(member)) is not None:
-                    labels[_key(member_name)] = int(file.read())
+                    with suppress(ValueError):  # the name of a class is no index
+                        labels[_key(member_name)] = int(file.read())
             # An invalid header beyond the first one ends the iteration without an error.
             stream.seek(tar.offset)
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):

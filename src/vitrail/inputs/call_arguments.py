@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS, ModelInputs
+from vitrail.errors import InputError
 
+#: Arguments that hold keys and values, or a state, of words before those of the call.
+_CACHES = ("past_key_values", "past_key_value", "cache_params")
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -49,6 +52,8 @@ def call_arguments(inputs: Any, model: nn.Module) -> ModelInputs:
     takes = _signature(model)
     if isinstance(inputs, Mapping):
         given = dict(inputs)
+        refuse_cache(given)
+        _refuse_unclear_positions(given, model)
         special = given.pop(SPECIAL_TOKENS, None)
         special = special.bool() if isinstance(special, Tensor) else None
         units = given.pop(TOKEN_UNITS, None)
@@ -60,6 +65,29 @@ def call_arguments(inputs: Any, model: nn.Module) -> ModelInputs:
     if isinstance(inputs, tuple) and (takes is None or _binds(takes, inputs, {})) and not hasattr(inputs, "_fields"):
         return ModelInputs(inputs) if takes is None else _by_name(takes, inputs)
     return ModelInputs((inputs,))
+
+
+def refuse_cache(given: Mapping[str, Any]) -> None:
+    """Refuse the cache of an earlier call: every pass adds to it, and what it holds would have no relevance."""
+    for name in _CACHES:
+        if given.get(name) is not None:
+            raise InputError(
+                f"{name} holds words that an earlier call has read, which would have no relevance, and every pass adds "
+                f"to it: leave {name} out and pass the whole text"
+            )
+
+
+def _refuse_unclear_positions(given: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse positions that begin anew, of which transformers keeps texts apart only in a pass without a cache."""
+    positions, module = given.get("position_ids"), unwrap(model)
+    stated = getattr(getattr(module, "config", None), "use_cache", None) is True and "use_cache" not in given
+    if not stated or not isinstance(positions, Tensor) or positions.dim() != 2 or "attention_mask" in given:
+        return
+    if bool((positions.diff(dim=-1) != 1).any()):
+        raise InputError(
+            "position_ids do not count the tokens one by one. The model then takes them for several texts in one row, "
+            "if use_cache is False, and for one text otherwise: add use_cache to the inputs, or an attention_mask"
+        )
 
 
 #: Signatures of forward methods, without ``self``.

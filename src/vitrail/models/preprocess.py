@@ -25,6 +25,11 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 MAX_PIXELS = 100_000_000
 """Maximum number of pixels of an image file."""
+CAMERA_FORMATS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
+"""Formats of cameras that Pillow may not read, by the brand in their first bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,12 @@ class Preprocess:
         resample = Resampling[self.resample.upper()]
         height, width = self.size
         (new_height, new_width), (top, left) = self._resize_and_crop(image.height, image.width)
-        resized = image.resize((new_width, new_height), resample)
-        if not self.squash:
-            resized = resized.crop((left, top, left + width, top + height))
+        if new_height * new_width > MAX_PIXELS:  # a long strip of pixels: the resized image would fill the memory
+            resized = image.resize((width, height), resample, self.geometry(image.height, image.width).box)
+        else:
+            resized = image.resize((new_width, new_height), resample)
+            if not self.squash:
+                resized = resized.crop((left, top, left + width, top + height))
         mode = {1: "L", 3: "RGB"}.get(len(self.mean), "RGB")
         pixels = np.asarray(resized.convert(mode), dtype=np.float32).reshape(height, width, -1) / 255
         normalised = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
@@ -156,9 +164,32 @@ def open_image(path: str | Path, content: bytes | None = None) -> Image:
     except Image.DecompressionBombError as error:
         raise InputError(f"{path} has too many pixels, {too_large} ({error})") from error
     except UnidentifiedImageError as error:
-        raise InputError(f"{path} is not an image in a format that Pillow reads: check the file") from error
-    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{path} {unread_format(content if isinstance(path, str) else path)}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
         raise InputError(f"{path} cannot be read ({error}): the file may be damaged or truncated") from error
+
+
+def unread_format(source: Path | bytes | None) -> str:
+    """Say of a file that Pillow does not recognise what it is and what to do, as the end of "FILE …".
+
+    Example:
+        >>> unread_format(bytes(4) + b"ftypheic")
+        'is a HEIC file, which is not supported: convert it to JPEG or PNG'
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            source = file.read(12)
+    name = camera_format(source or b"")
+    if name:
+        return f"is a {name} file, which is not supported: convert it to JPEG or PNG"
+    return "is not an image in a format that Pillow reads: check the file"
+
+
+def camera_format(start: bytes) -> str:
+    """Name of the camera's format that a file begins with; "" for others."""
+    return CAMERA_FORMATS.get(start[8:12], "") if start[4:8] == b"ftyp" else ""
 
 
 def to_rgb(image: Image) -> Image:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrail.capture.model_call import run_model
-from vitrail.errors import InputError
+from vitrail.errors import InputError, NotApplicableError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models.loaded import LoadedModel
 from vitrail.pipeline.encoder_decoders import DECODER_IDS, decoder_start, is_encoder_decoder
@@ -96,10 +97,31 @@ def _assembled(
         at += len(piece)
     text += "".join(pieces)
     probabilities = torch.tensor([getattr(one.pinned, "probability", 0.0) for one in found.named_targets[0]]).double()
-    grid, pixels = None, None
-    if found.rgb_images is not None:
-        grid, pixels = found.grid[0].float().cpu(), torch.from_numpy(found.rgb_images[0].copy())
+    grid, pixels = _picture(found)
     return GenerationExplanation(
         found, found.method, text, start, (*names, *tokenizer.convert_ids_to_tokens(list(ids))), tuple(spans), own,
         matrix, tuple(probabilities.log().tolist()), word_spans(text), found.signed, name, grid, pixels,
     )  # fmt: skip
+
+
+def _picture(found: Explanation) -> tuple[Tensor | None, Tensor | None]:
+    """Relevance of the cells of an image for each token, and the image; None for texts alone.
+
+    A spectrogram is an image with time from left to right and high frequencies at the top.
+    """
+    if found.rgb_images is not None:
+        return found.grid[0].float().cpu(), torch.from_numpy(found.rgb_images[0].copy())
+    if found.signal is None:
+        return None, None
+    names = [axis.name for axis in found.axes]
+    if set(names) != {"time", "frequency"}:
+        raise NotApplicableError(
+            f"generated words are shown beside texts, images and spectrograms, and the axes of this input are "
+            f"{', '.join(names)}: explain each word with vitrail.explain(…, target=vitrail.targets.token(…))"
+        )
+    grid, signal = found.grid[0].float().cpu(), found.signal[0, 0].float().cpu()
+    if names[0] == "time":
+        grid, signal = grid.mT, signal.mT
+    low, high = signal.min(), signal.max()
+    shades = (255 * (signal - low) / (high - low).clamp_min(1e-12)).round().to(torch.uint8)
+    return grid.flip(1), shades.flip(0)[..., None].expand(-1, -1, 3).contiguous()

@@ -15,25 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import SPECIAL_TOKENS
-from vitrail.errors import InputError, MapWarning
+from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS
+from vitrail.errors import InputError, MapWarning, NotApplicableError, OptionError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods.postprocess import is_constant, normalise, upsample
 from vitrail.models.loaded import LoadedModel
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.language_prompts import answer_difference
 from vitrail.pipeline.request import Request
+from vitrail.pipeline.results import with_checks
+from vitrail.pipeline.text_windows import spans_of
 from vitrail.targets.bound_targets import has_named_target
 from vitrail.targets.language_targets import TargetTerm, language_rows, target_terms
 from vitrail.text.language_model import padded_inputs
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import word_relevance
-from vitrail.text.tokens import TokenizerSettings
+from vitrail.text.text_units import unit_of_tokens, units_of_each
+from vitrail.text.tokens import Span, TokenizerSettings
 
 Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
 """`vitrail.explain` of a model, inputs and a request, as results by method."""
 
 DECODER_IDS = "decoder_input_ids"
+_DECODER_MASK = "decoder_attention_mask"
 
 
 @dataclass(frozen=True)
@@ -62,20 +66,41 @@ def explain_encoder_decoder(
         InputError: Texts were given without a tokenizer, or the start token of the decoder is unknown.
     """
     given, prompts = encoder_inputs(loaded.module, inputs, request.tokenizer)
+    _refuse_other_calls(given, loaded.module)
+    spans = _unit_spans(prompts, request.units)
+    if prompts is not None and request.units is not None:
+        units = [unit_of_tokens(p.encoded.spans, own) for p, own in zip(prompts, spans or (), strict=True)]
+        given[TOKEN_UNITS] = _by_column(prompts, units)
+    if prompts is not None and request.check:
+        raise NotApplicableError(
+            "the words that an encoder reads cannot be checked: check=True is for the prompts of decoders, and for "
+            "images and sounds of encoders"
+        )
     main = "input_ids" if prompts is not None else None
     model_inputs = to_model_inputs(
-        {k: v for k, v in given.items() if k != SPECIAL_TOKENS}, loaded, request.roles, request.of or main,
-        request.reading,
+        {k: v for k, v in given.items() if k not in (SPECIAL_TOKENS, TOKEN_UNITS)}, loaded, request.roles,
+        request.of or main, request.reading,
     )  # fmt: skip
     count = model_inputs.batch
     start = decoder_start(loaded.module, given, count)
+    given = {name: value for name, value in given.items() if name != "labels"}  # of the loss alone
     tokenizer = getattr(request.tokenizer, "tokenizer", request.tokenizer)
     inner = replace(request, of=request.of or main, check=False, units=None)
     if callable(request.target) and not has_named_target(request.target):
         results = explain(loaded, {**given, DECODER_IDS: start}, inner)
-        return {label: _with_text(e, prompts, request) for label, e in results.items()}
+        return {label: _with_text(e, prompts, request, spans) for label, e in results.items()}
     asked = language_rows(request.target, count, tokenizer)
+    written = given.get(_DECODER_MASK)
+    if isinstance(written, Tensor) and bool(written.bool().all()):
+        given = {name: value for name, value in given.items() if name != _DECODER_MASK}
+        written = None
     terms = [[target_terms(one, start.shape[1]) for one in row] for row in asked]
+
+    if written is not None and any(term.forced for row in terms for one in row for term in one):
+        raise InputError(
+            f"{DECODER_IDS} are padded, and the answer would be written after the padding: pass the examples one by "
+            f"one, without {_DECODER_MASK}"
+        )
 
     def run(call: _DecoderCall) -> dict[str, Explanation]:
         rows = torch.tensor(call.examples)
@@ -95,7 +120,46 @@ def explain_encoder_decoder(
     for part in parts:
         for label, e in part.items():
             found.setdefault(label, []).append(e)
-    return {label: _with_text(_joined(parts), prompts, request) for label, parts in found.items()}
+    results = {label: _with_text(_joined(parts), prompts, request, spans) for label, parts in found.items()}
+    source = next(iter(results.values())).source
+    if not request.check:
+        return results
+    if source is None:
+        raise NotApplicableError("answers that differ cannot be checked together: explain each in a call of its own")
+    return with_checks(results, source, request)
+
+
+def _refuse_other_calls(given: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse arguments that stand for what the encoder reads, or for what the decoder writes."""
+    kind = type(unwrap(model)).__name__
+    if given.get("encoder_outputs") is not None:
+        raise InputError(
+            f"encoder_outputs has what the encoder of {kind} has computed, and its input is explained: leave "
+            "encoder_outputs out, and pass the text, image or sound"
+        )
+    if given.get("labels") is not None and given.get(DECODER_IDS) is None:
+        raise InputError(
+            f"labels are turned into what the decoder of {kind} reads: leave them out, and pass a dict with "
+            f"{DECODER_IDS}, or target=vitrail.targets.answer(…) with a text"
+        )
+
+
+def _unit_spans(prompts: Sequence[EncodedPrompt] | None, units: Any) -> list[tuple[Span, ...]] | None:
+    """Characters of the units of each text; None where the encoder reads no texts."""
+    if prompts is None:
+        if units is not None:
+            raise OptionError(f"units={units!r} are parts of a text, and the encoder reads none: leave units out")
+        return None
+    each = units_of_each(units, len(prompts))
+    return [spans_of(prompt.encoded, one) for one, prompt in zip(each, prompts, strict=True)]
+
+
+def _by_column(prompts: Sequence[EncodedPrompt], units: Sequence[Sequence[int]]) -> Tensor:
+    """The unit of each token where it stands in the call, −1 for none, shape (texts, tokens)."""
+    found = torch.full((len(prompts), max(prompt.width for prompt in prompts)), -1)
+    for i, (prompt, own) in enumerate(zip(prompts, units, strict=True)):
+        found[i, list(prompt.columns)] = torch.tensor(own)
+    return found
 
 
 def _by_example(value: Any, count: int) -> bool:
@@ -192,9 +256,12 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     return replace(first, **joined, named_targets=records or None, logits=None, seconds=seconds, source=None)  # type: ignore[arg-type]
 
 
-def _with_text(explanation: Explanation, prompts: Sequence[EncodedPrompt] | None, request: Request) -> Explanation:
-    """The explanation with the words of the encoder's texts, where it read texts."""
-    if prompts is None or explanation.images is not None or explanation.grid.dim() != 3:
+def _with_text(
+    explanation: Explanation, prompts: Sequence[EncodedPrompt] | None, request: Request,
+    spans: Sequence[tuple[Span, ...]] | None,
+) -> Explanation:  # fmt: skip
+    """The explanation with the words of the encoder's texts, or their other units, where it read texts."""
+    if prompts is None or spans is None or explanation.images is not None or explanation.grid.dim() != 3:
         return explanation
     grid = explanation.grid.clone()
     maps, constant, texts = torch.zeros_like(grid), explanation.constant.clone(), []
@@ -208,5 +275,5 @@ def _with_text(explanation: Explanation, prompts: Sequence[EncodedPrompt] | None
         maps[i][:, columns[content]] = normalise(scores[:, content], signed=explanation.signed, axes=1)
         constant[i] = is_constant(scores[:, content], axes=1)[:, 0]
         seen = [True] * len(prompt.ids)
-        texts.append(word_relevance(prompt.encoded, scores, seen, explanation.signed, reduction))
+        texts.append(word_relevance(prompt.encoded, scores, seen, explanation.signed, reduction, spans[i]))
     return replace(explanation, grid=grid, maps=maps.float(), constant=constant, text=tuple(texts), source=None)

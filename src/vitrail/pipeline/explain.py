@@ -172,9 +172,10 @@ def explain(
     tokenizer = processor if tokenizer is None else tokenizer
     if tokenizer is None and of is None and output is None:
         _refuse_without_tokenizer(loaded, inputs, target)
-    question = of is None and _is_image_question(inputs, tokenizer, target)
+    question = _is_image_question(inputs, tokenizer, target)
+    chosen, question = question and of is not None, question and of is None
     language = tokenizer is not None and _is_language_call(loaded, target)
-    written = not question and _is_written(loaded, tokenizer, target)
+    written = not question and not chosen and _is_written(loaded, tokenizer, target)
     default = LANGUAGE_DEFAULT if language or written else DEFAULT
     request = Request(
         requested_methods(method, methods, options, default), target, layout, batch_size, keep, stitch, smoothing,
@@ -183,8 +184,12 @@ def explain(
 
     def results_of(request: Request) -> Results:
         with fast.one_call():
+            if isinstance(inputs, ModelInputs):  # a call of an earlier explanation, with its targets
+                return _explain_images(loaded, inputs, request)
             if question:
                 return _explain_questions(loaded, inputs, request, language)
+            if chosen:
+                return _explain_chosen(loaded, inputs, request, language)
             if written:
                 return _explain_written(loaded, inputs, request)
             if tokenizer is None:
@@ -285,7 +290,7 @@ def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> R
 
     if request.smoothing is not None:
         images_to_smooth(ModelInputs())  # raises: texts cannot be smoothed
-    prompts, tokenizer = encoded_prompts(inputs, request.tokenizer)
+    prompts, tokenizer = encoded_prompts(loaded.module, inputs, request.tokenizer)
     request = replace(request, tokenizer=tokenizer)
     settings = PromptSettings(loaded.module, tokenizer, request.units, request.batch_size, request.keep)
     inner = replace(request, check=False, batch_size=None)
@@ -309,6 +314,20 @@ def _is_image_question(inputs: Inputs, tokenizer: Any, target: Target) -> bool:
     if not isinstance(inputs, Mapping) or (tokenizer is None and not has_language_target(target)):
         return False
     return is_image_question(inputs)
+
+
+def _explain_chosen(loaded: LoadedModel, inputs: Any, request: Request, language: bool) -> Results:
+    """Explain one tensor of a question about an image, through the whole model."""
+    from vitrail.targets.language_targets import language_rows
+    from vitrail.targets.token_context import tokenizer_of
+
+    target = request.target
+    if language and (not callable(target) or has_named_target(target)):
+        count = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading).batch
+        request = replace(
+            request, target=[list(row) for row in language_rows(target, count, tokenizer_of(request.tokenizer))]
+        )
+    return _explain_images(loaded, inputs, request)
 
 
 def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, language: bool) -> Results:

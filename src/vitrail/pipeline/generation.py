@@ -20,13 +20,14 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.generation_explanation import GenerationExplanation
 from vitrail.pipeline.image_questions import is_image_question
+from vitrail.pipeline.language_prompts import encoded_prompts
 from vitrail.pipeline.prepared_model import unwrapped_model
 from vitrail.pipeline.text_windows import spans_of
 from vitrail.targets.token_context import encoded_answer
 from vitrail.targets.token_target import TokenTarget
 from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit
-from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts, is_chat, with_continuation
+from vitrail.text.prompt_tokens import EncodedPrompt, is_chat, with_continuation
 from vitrail.text.tokens import TokenizerSettings
 
 
@@ -83,9 +84,8 @@ def explain_generation(
     if is_image_question(prompt) or is_encoder_decoder(loaded.module):
         options["batch_size"] = batch_size
         return _of_calls(loaded, prompt, method, tokenizer, max_new_tokens, continuation, score, units, options)
-    settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
+    encoded, settings = encoded_prompts(loaded.module, prompt, tokenizer)
     single = isinstance(prompt, str) or is_chat(prompt)
-    encoded = encode_prompts(prompt, settings)
     given = [continuation] if single else [None] * len(encoded) if continuation is None else list(continuation)
     if len(given) != len(encoded) or (not single and isinstance(continuation, str)):
         raise InputError(f"{len(encoded)} prompts need a list of as many continuations, or continuation=None")

@@ -15,6 +15,8 @@ from vitrail.capture.layout import measured_layout
 from vitrail.errors import NotApplicableError
 from vitrail.methods.postprocess import upsample
 
+#: Smallest share of the pixels of a cell that belong to its token.
+_AGREEING = 0.75
 #: Smallest correlation of the assembled tiles with the overview that confirms their order.
 _ALIKE = 0.9
 
@@ -79,10 +81,10 @@ def place_tokens(pixels: Tensor, owners: Tensor, arguments: Mapping[str, Any]) -
     height, width = (int(n) for n in pixels.shape[-2:])
     tiles = pixels.reshape(-1, *pixels.shape[-3:])
     tokens = int(owners.max()) + 1
-    cells = [_cells(one, tokens) for one in owners.view(-1, height, width)]
+    each = owners.view(-1, height, width)
     if len(tiles) == 1:
-        return PlacedTokens(tiles[0], (cells[0],), ((0, 0, height, width),))
-    return _tiled(tiles, cells, arguments)
+        return PlacedTokens(tiles[0], (_cells(each[0], tokens),), ((0, 0, height, width),))
+    return _tiled(tiles, _cells_of_tiles(each, tokens), arguments)
 
 
 def _cells(owners: Tensor, tokens: int) -> Tensor:
@@ -92,6 +94,42 @@ def _cells(owners: Tensor, tokens: int) -> Tensor:
         raise NotApplicableError("the image tokens lie on no grid that covers the image, so that they cannot be drawn")
     seen = torch.tensor(layout.patch_tokens(tokens) if layout.table is None else layout.table)
     return seen.reshape(layout.grid)
+
+
+def _cells_of_tiles(owners: Tensor, tokens: int) -> list[Tensor]:
+    """The token of each cell of each tile; tiles have as many cells, and padding of the image may have no token."""
+    found: list[Tensor | None] = []
+    reason: NotApplicableError | None = None
+    for one in owners:
+        try:
+            found.append(_cells(one, tokens))
+        except NotApplicableError as error:
+            found.append(None)
+            reason = error
+    shapes = {tuple(one.shape) for one in found if one is not None}
+    if reason is not None and len(shapes) != 1:
+        raise reason
+    cells = [
+        _cells_with_gaps(one, (int(rows), int(columns))) if seen is None else seen
+        for one, seen in zip(owners.cpu(), found, strict=True)
+        for rows, columns in list(shapes)[:1]
+    ]
+    placed = [int(i) for one in cells for i in one.flatten().tolist() if i >= 0]
+    if len(set(placed)) != len(placed):
+        raise NotApplicableError("an image token belongs to several cells of the tiles, so that it cannot be drawn")
+    return cells
+
+
+def _cells_with_gaps(owners: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The token of most pixels of each cell of a tile, −1 where these have none."""
+    (height, width), (rows, columns) = owners.shape, grid
+    if height % rows or width % columns:
+        raise NotApplicableError(f"tiles of {height}×{width} pixels have no {rows}×{columns} equal cells")
+    blocks = owners.view(rows, height // rows, columns, width // columns).transpose(1, 2).flatten(2)
+    cells = blocks.mode(-1).values
+    if bool(((blocks == cells[..., None]).float().mean(-1) < _AGREEING).any()):
+        raise NotApplicableError("the pixels of a cell belong to several image tokens, so that they cannot be drawn")
+    return cells
 
 
 def _tiled(tiles: Tensor, cells: list[Tensor], arguments: Mapping[str, Any]) -> PlacedTokens:
@@ -112,7 +150,9 @@ def _tiled(tiles: Tensor, cells: list[Tensor], arguments: Mapping[str, Any]) -> 
     if best is None or best[0] < _ALIKE:
         found = "" if best is None else f" (the best order has a correlation of {best[0]:.2f} with the overview)"
         raise NotApplicableError(
-            f"{count} tiles of an image were given, and their order was not found{found}: pass one tile per image"
+            f"{count} images or tiles were given for one text, and they are not the tiles of one image with an "
+            f"overview{found}: ask about one image in each text, or explain the words alone with of='input_ids' and a "
+            "method such as gradient_x_input"
         )
     _, overview, shape, box = best
     rest = [k for k in range(count) if k != overview]

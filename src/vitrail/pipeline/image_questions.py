@@ -37,11 +37,12 @@ from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
 from vitrail.pipeline.language_prompts import answer_difference
 from vitrail.pipeline.request import Request
 from vitrail.pipeline.results import with_checks
+from vitrail.pipeline.text_windows import spans_of
 from vitrail.targets.bound_targets import Rows, has_named_target
 from vitrail.targets.language_targets import TargetTerm, language_rows, target_terms
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
-from vitrail.text.text_units import unit_of_tokens
+from vitrail.text.text_units import unit_of_tokens, units_of_each
 from vitrail.text.tokens import EncodedText, TokenWindow
 
 Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
@@ -229,6 +230,7 @@ def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _AskedC
     """Results over the images and words of all examples."""
     loaded, prompts, request = call.loaded, call.prompts, call.request
     placed = [one for part in parts for one in _places(part)]
+    units = units_of_each(request.units, len(prompts))
     found = {}
     for label in parts[0].results:
         pieces = [part.results[label] for part in parts]
@@ -241,7 +243,7 @@ def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _AskedC
                 grids.append(grid)
                 maps.append(normalise(raw, signed=piece.signed).float())
                 constant.append(is_constant(grid)[:, 0, 0])
-                texts.append(_words(prompts[example], part, i, scores, piece.signed, request))
+                texts.append(_words(prompts[example], part, i, scores, piece.signed, request, units[example]))
                 example += 1
         first = pieces[0]
         images = _stacked([p.image if isinstance(p, PlacedTokens) else p for p in placed])
@@ -334,13 +336,13 @@ def _positions(prompt: EncodedPrompt, part: _StreamResult, row: int) -> tuple[li
 
 
 def _words(
-    prompt: EncodedPrompt, part: _StreamResult, row: int, scores: Tensor, signed: bool, request: Request
+    prompt: EncodedPrompt, part: _StreamResult, row: int, scores: Tensor, signed: bool, request: Request, units: Any
 ) -> WordRelevance:
-    """The words of one text."""
+    """The words of one text, or its other units."""
     kept, positions = _positions(prompt, part, row)
     reduction = getattr(request.tokenizer, "reduction", "sum")
-    own = scores[:, positions.to(scores.device)]
-    return word_relevance(_question(prompt, kept), own, [True] * len(kept), signed, reduction)
+    own, question = scores[:, positions.to(scores.device)], _question(prompt, kept)
+    return word_relevance(question, own, [True] * len(kept), signed, reduction, spans_of(question, units))
 
 
 def _question(prompt: EncodedPrompt, kept: Sequence[int]) -> EncodedText:

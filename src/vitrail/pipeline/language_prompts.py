@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS
-from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
+from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.inputs.map_source import MapSource
 from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.pipeline.explanation import Explanation
@@ -30,6 +30,7 @@ from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import OutputReader
 from vitrail.text.language_model import attends_locally, check_length, context_limit, padded_inputs
 from vitrail.text.prediction import DEFAULT_BATCH_SIZE
+from vitrail.text.prompt_arguments import check_prompt_arguments
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.text_units import unit_of_tokens, units_of_each
@@ -172,6 +173,12 @@ def _explain_rows(
             warnings.simplefilter("ignore", MapWarning)  # a row may be constant where the result is not
             results = explain_inputs(inputs, target)
         for label, result in results.items():
+            if result.grid.shape[-1] != longest:
+                raise NotApplicableError(
+                    f"{label} has a map of {result.grid.shape[-1]} tokens, and the prompt has {longest}: which of them "
+                    f"are the words is unknown, as where {type(settings.model).__name__} puts learned tokens in front "
+                    "of a text (prompt tuning); use gradient_x_input"
+                )
             each = found.setdefault(label, [result] * len(rows))
             limited = _causal(result, chosen)
             for j, i in enumerate(batch):
@@ -317,7 +324,9 @@ def _joined(
     )  # fmt: skip
 
 
-def encoded_prompts(inputs: Any, tokenizer: Any) -> tuple[list[EncodedPrompt], TokenizerSettings]:
+def encoded_prompts(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[list[EncodedPrompt], TokenizerSettings]:
     """The prompts of a call, and the tokenizer settings."""
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
+    if isinstance(inputs, Mapping) and inputs.get("input_ids") is not None:
+        check_prompt_arguments(model, inputs)
     return encode_prompts(inputs, settings), settings

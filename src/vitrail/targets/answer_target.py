@@ -84,7 +84,8 @@ class AnswerTarget(NamedTarget):
                 f"{self} is appended to the text: pass the text with tokenizer=… to vitrail.explain, not tensors alone"
             )
         inside = context.rows[image].ids[known.start : known.start + len(known.forced)]
-        if inside != known.forced:
+        # Other tokens than those of an answer are read at its positions, so the text has the answer.
+        if inside != known.forced and not known.rank:
             raise TargetError(f"{self} does not follow the text: its tokens {known.forced} are not where it starts")
         columns = tuple(output.score_column(image, known.start + i - 1) for i in range(len(known.ids)))
         pinned = replace(known, columns=columns)
@@ -116,7 +117,8 @@ class AnswerTarget(NamedTarget):
 
     def title(self, output: OutputReader) -> str:  # noqa: ARG002
         """The continuation and its log-probability."""
-        text = self.answer if isinstance(self.answer, str) and not self.rank else "".join(self.tokens)
+        numbers = ", ".join(f"token {i}" for i in self.ids)
+        text = self.answer if isinstance(self.answer, str) and not self.rank else "".join(self.tokens) or numbers
         shown = repr(text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…")
         return shown + (f" (log-probability {self.total:.2f})" if self.log_probabilities else "")
 

@@ -173,8 +173,14 @@ class OutputReader:
         Raises:
             TargetError: The text is shorter.
         """
-        tokens = self.context.tokens
-        length = self.token_scores().shape[1] if tokens is None else len(tokens.rows[image].columns)
+        tokens, positions = self.context.tokens, self.token_scores().shape[1]
+        if tokens is not None and positions != tokens.scored:
+            raise TargetError(
+                f"{self.context.name} returned scores of {positions} positions, and {tokens.scored} were expected for "
+                f"texts of {tokens.length} tokens: which score belongs to which token is unknown. Learned tokens in "
+                "front of a text (prompt tuning) do this; use target=lambda output: output.logits[:, -1, id]"
+            )
+        length = positions if tokens is None else len(tokens.rows[image].columns)
         if not -length <= position < length:
             raise TargetError(f"position={position} does not exist: text {image} has {length} tokens")
         position %= length

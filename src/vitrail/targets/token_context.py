@@ -52,8 +52,15 @@ class TokenContext:
             if ids is not None and ids.dim() == 2:
                 kept = model_inputs.kwargs.get(KEPT_POSITIONS)
                 rows = token_rows(ids, model_inputs.called(mask_name))
+                if type(kept) is int and kept > 0:  # the last ones; 0 is all
+                    kept = list(range(-kept, 0))
                 return cls(rows, int(ids.shape[1]), tuple(kept) if isinstance(kept, list) else None, tokenizer)
         return None
+
+    @property
+    def scored(self) -> int:
+        """Number of positions that the output should have scores of."""
+        return self.length if self.kept is None else len(self.kept)
 
     def select(self, images: Sequence[int]) -> TokenContext:
         """Some of the texts."""

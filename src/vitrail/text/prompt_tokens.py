@@ -106,11 +106,16 @@ def _chat_text(messages: Any, tokenizer: Any) -> str:
 def _of_tensors(inputs: Mapping[str, Any], tokenizer: Any) -> list[EncodedPrompt]:
     ids = inputs.get("input_ids")
     if ids is None:
-        raise InputError(f"the inputs have {', '.join(map(str, inputs))}, and a language model needs input_ids")
+        raise InputError(
+            f"the inputs have {', '.join(map(str, inputs))}, and a language model with a "
+            "tokenizer needs input_ids: words are read from these"
+        )
     ids = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
     ids = ids[None] if ids.dim() == 1 else ids
     mask = inputs.get("attention_mask")
-    mask = None if mask is None else torch.as_tensor(mask).view(ids.shape)
+    mask = None if mask is None else torch.as_tensor(mask)
+    # A mask for each pair of tokens names no padding.
+    mask = None if mask is None or mask.numel() != ids.numel() else mask.reshape(ids.shape)
     special = special_ids(tokenizer)
     found = []
     for i, row in enumerate(token_rows(ids, mask)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError
-from vitrail.models.preprocess import to_rgb
+from vitrail.models.preprocess import camera_format, to_rgb
 from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import MEGABYTE, Limits
 from vitrail.web.served_model import ServedModel
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: The first bytes of files in these formats.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-#: Formats of cameras that are not decoded here, by the brand in their first bytes.
-CAMERA_FORMATS = {
-    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"), "HEIC"),
-    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
-}
 EXIF_ORIENTATION = 0x0112
 #: Most frames of an animated file that are decoded.
 MAX_FRAMES = 600
@@ -71,7 +66,7 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
     except UnidentifiedImageError as error:
         if data.startswith(SIGNATURES):
             raise _damaged(error) from error
-        name = CAMERA_FORMATS.get(data[8:12], "") if data[4:8] == b"ftyp" else ""
+        name = camera_format(data)
         what = f"unsupported image format{name and ' ' + name} (supported: {', '.join(FORMATS)})"
         fix = "Convert the image to a supported format. The content of the file counts, not its name."
         if name:

@@ -17,6 +17,8 @@ MAX_FAILURES_AT_START = 3
 class WorkerError(VitrailError, RuntimeError):
     """Workers died repeatedly, or one met an error that concerns more than a single image."""
 
+    exit_status = 1
+
 
 class LostTasksError(WorkerError):
     """Some tasks could not be done; all others are complete."""
@@ -56,7 +58,9 @@ class FailedTasks:
             self.completed += 1
             done(task)
         elif failure[0] == "output":
-            raise OutputError(failure[1])
+            error = OutputError(failure[1])
+            error.exit_status = WorkerError.exit_status
+            raise error
         else:
             self.add(task.name, failure[1])
 

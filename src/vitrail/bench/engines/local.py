@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from vitrail.bench.engines import BenchTask, FailedTasks, TaskCallback, compute_task, run_task
+from vitrail.bench.read_ahead import cancel_reading
 from vitrail.errors import InputError, OutputError, error_line
 
 #: Number of workers that may die on one task before the run stops.
@@ -34,8 +35,8 @@ class LocalEngine:
     """Run tasks on this machine.
 
     Args:
-        workers: Number of processes. Default: one per GPU, or one per ``threads`` cores. A single worker on the CPU is
-            the calling process itself.
+        workers: Number of processes. Default: one per GPU, or one per ``threads`` cores. A single worker is the calling
+            process itself, which also runs all tasks if it is daemonic, such as a worker of `multiprocessing.Pool`.
         device: "cpu", "cuda" (all GPUs), or one device such as "cuda:1".
         threads: Torch threads of each CPU worker.
     """
@@ -57,7 +58,7 @@ class LocalEngine:
         """
         if not tasks:
             return
-        if len(self.devices) == 1:
+        if len(self.devices) == 1 or mp.current_process().daemon:  # a daemonic process must not start others
             on_cpu = self.devices[0] == "cpu"
             with torch_threads(self.threads if on_cpu else torch.get_num_threads()):
                 _run_here(tasks, self.devices[0], done)
@@ -92,6 +93,9 @@ def _run_here(tasks: Sequence[BenchTask], device: str, done: TaskCallback) -> No
                     before[1].result()
                     done(before[0])
                 writing = task, writer.submit(write)
+        except (KeyboardInterrupt, SystemExit):
+            cancel_reading()
+            raise
         finally:
             if writing is not None:
                 writing[1].result()

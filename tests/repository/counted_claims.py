@@ -1,0 +1,197 @@
+"""Sentences of the pages that count something, with the functions that count it again in the files of results."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitrail.methods import METHODS
+from vitrail.methods.card import method_card
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = {2: "two", 6: "six", 12: "twelve", 17: "seventeen"}
+CONTROLS = {"random", "centre", "edges", "inverted", "end first", "start first"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A part of a sentence with ``{}`` for each number, and what the numbers are."""
+
+    page: str
+    text: str
+    count: Callable[[], tuple[int | str, ...]]
+
+    def shown(self) -> str:
+        """The text as the page must have it."""
+        return self.text.format(*self.count())
+
+
+@cache
+def rows(path: str) -> list[dict[str, str]]:
+    """The rows of a table."""
+    with (ROOT / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def content(path: str) -> Any:
+    """A file of JSON."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def column(score: str, target: str = "predicted", protocol: str | None = None) -> dict[str, dict[str, str]]:
+    """A column of the thousand images by method, without controls."""
+    return {
+        row["method"]: row
+        for row in rows("results/imagenet1000.csv")
+        if (row["score"], row["target"], row["control"]) == (score, target, "False")
+        and protocol in (None, row["protocol"])
+    }
+
+
+def better_than_controls(table: dict[str, dict[str, str]]) -> set[str]:
+    """Methods of a column that are significantly better than the strongest control."""
+    return {name for name, row in table.items() if significant(row, "to_control")}
+
+
+def significant(row: dict[str, str], against: str) -> bool:
+    """Whether a row is significantly better by a difference of the table."""
+    up = -1 if row["better"] == "down" else 1
+    return bool(row[against]) and up * float(row[against]) > 0 and float(row[f"p_{against}"]) < 0.05
+
+
+def measured_methods(path: str) -> set[str]:
+    """Methods of a table without controls and without their variants."""
+    return {row["method"].partition(":")[0] for row in rows(path) if row["control"] == "False"}
+
+
+def forms(path: str) -> int:
+    """Number of rows of a table of methods, without controls."""
+    return len({row["method"] for row in rows(path) if row["control"] == "False"})
+
+
+def better_columns(method: str) -> int:
+    """Number of columns of three models in which a method is significantly better than the strongest control."""
+    return sum(
+        significant(row, "to_control") for row in rows("results/three_models_single.csv") if row["method"] == method
+    )
+
+
+def both_srg() -> set[str]:
+    """Rows that are better than every control by SRG with black pixels and with tokens."""
+    return better_than_controls(column("srg(black)")) & better_than_controls(column("srg(tokens)"))
+
+
+def positive_between(low: float, high: float) -> int:
+    """Number of rows whose positive test rounds to a value in a range."""
+    areas = (float(row["value"]) for row in column("positive(black)", protocol="chefer21").values())
+    return sum(low <= round(area, 1) <= high for area in areas)
+
+
+def label_gains(score: str, protocol: str) -> int:
+    """Number of rows that are significantly better with maps of the label."""
+    return sum(significant(row, "to_predicted") for row in column(score, "label", protocol).values())
+
+
+def discriminating() -> tuple[int, int]:
+    """Class-specific rows on pairs whose interval is above one half, and all of them."""
+    found = content("studies/results/pairs-scenes.json")["results"][0]["methods"]
+    own = {n: v for n, v in found.items() if n not in CONTROLS and METHODS[n.partition(":")[0]].class_specific}
+    return sum(one["wins"][1] > 0.5 for one in own.values()), len(own)
+
+
+def quick_and_faithful() -> tuple[int, int]:
+    """Methods that pass by SRG, noise and cost, and methods whose cost was measured."""
+    cards = {name: method_card(name).lines for name in METHODS if METHODS[name].family != "control"}
+    timed = {name: lines for name, lines in cards.items() if "cost" in lines and "srg" in lines}
+    passed = [n for n, lines in timed.items() if all(lines[key].rating == "pass" for key in ("srg", "noise", "cost"))]
+    return len(passed), len(timed)
+
+
+def timm_counts() -> tuple[int, int, int]:
+    """Methods that were tried on timm's models, plain models on which all work, and plain models."""
+    plain = [row["works"].split() for row in rows("studies/results/sweep-timm.csv") if row["attention"] == "plain"]
+    most = max(len(works) for works in plain)
+    return most, sum(len(works) == most for works in plain), len(plain)
+
+
+def place(path: str, method: str, score: str = "f1") -> tuple[int, int]:
+    """The place of a method among the methods of movie reviews, and their number."""
+    own = [row for row in content(path)["rows"] if row["method"] not in CONTROLS]
+    order = [row["method"] for row in sorted(own, key=lambda row: -row[score]["mean"])]
+    return order.index(method) + 1, len(order)
+
+
+def second_halves() -> tuple[int, int]:
+    """Columns in which the chosen form is first or not significantly behind, and all columns."""
+    name = content("studies/results/leadlight.json")["chosen"]
+    own = [r for r in rows("studies/results/leadlight.csv") if (r["half"], r["method"]) == ("report", name)]
+    own = [row for row in own if row["model"] != "scenes"]
+    return sum(not row["p_to_best"] or float(row["p_to_best"]) >= 0.05 for row in own), len(own)
+
+
+def below_centre(model: str) -> int:
+    """Number of compared methods whose mean faithfulness is below that of the centred blob."""
+    found = {row["method"]: row["faithfulness"][0] for row in content("studies/results/compare.json")[model]["rows"]}
+    return sum(value < found["centre"] for name, value in found.items() if name not in CONTROLS)
+
+
+def compared() -> tuple[str, int]:
+    """The number of compared methods below the centred blob, the same on both models, and of all of them."""
+    first, second = "vit_tiny_patch16_224", "vit_small_patch14_dinov2"
+    assert below_centre(first) == below_centre(second)
+    return WORDS[below_centre(first)], len(content("studies/results/compare.json")[first]["rows"]) - 2
+
+
+THOUSAND, PAGE = "results/imagenet1000.csv", "docs/results.md"
+MODELS, THREE = "docs/three-models.md", "results/three_models"
+MOVIES = "studies/results/movies"
+CLAIMS = (
+    Claim("README.md", "{} methods by eleven scores", lambda: (len(measured_methods(THOUSAND)),)),
+    Claim("README.md", "[{} tutorials]", lambda: (tutorials().capitalize(),)),
+    Claim("docs/tutorials/index.md", "{} short notebooks", lambda: (tutorials().capitalize(),)),
+    Claim("docs/index.md", "{} methods on ImageNet and Pets", lambda: (len(measured_methods(THOUSAND)),)),
+    Claim("results/README.md", "Scores of {} methods on ViT-Tiny/16", lambda: (len(measured_methods(THOUSAND)),)),
+    Claim(PAGE, "{} of {} rows are significantly better than every control by SRG",
+          lambda: (WORDS[len(both_srg())].capitalize(), forms(THOUSAND))),
+    Claim(PAGE, "{0} of {1} rows are significantly better than the centre control by SRG with tokens (↑), {2} of {1}",
+          lambda: (len(better_than_controls(column("srg(tokens)"))), forms(THOUSAND),
+                   len(better_than_controls(column("srg(black)"))))),
+    Claim(PAGE, "{} of {} rows beat every control and {} lie between 9.6 and 11.5 %",
+          lambda: (len(better_than_controls(column("positive(black)", protocol="chefer21"))), forms(THOUSAND),
+                   WORDS[positive_between(9.6, 11.5)])),
+    Claim(PAGE, "(↑; {} of {} rows significantly better)",
+          lambda: (len(better_than_controls(column("hit@0"))), forms(THOUSAND))),
+    Claim(PAGE, "{} of {} improve significantly in the positive test (`gradient_x_input` gets worse), {} in the",
+          lambda: (label_gains("positive(black)", "chefer21"),
+                   sum(bool(row["to_predicted"]) for row in column("hit@0", "label").values()),
+                   label_gains("negative(black)", "chefer21"))),
+    Claim(MODELS, "for the {} rows of at most two passes", lambda: (forms(f"{THREE}_single.csv"),)),
+    Claim(MODELS, "{} rows, RISE with 1,000 masks", lambda: (forms(f"{THREE}.csv"),)),
+    Claim(MODELS, "{} rows of one or two passes on 100", lambda: (forms(f"{THREE}_present.csv"),)),
+    Claim(MODELS, "in {} of 36 columns, scheme 3 (`gradtoken:3`) in {}",
+          lambda: (better_columns("gradtoken"), better_columns("gradtoken:3"))),
+    Claim("docs/methods/leadlight.md", "in {} of {} columns", second_halves),
+    Claim("docs/compare.md", "{} of {} methods on each model", compared),
+    Claim("docs/text.md", "GradToken is fourth of {} (0.174", lambda: (place(f"{MOVIES}.json", "gradtoken")[1],)),
+    Claim("docs/text.md", "the first of {} methods", lambda: (place(f"{MOVIES}-present.json", "grad_eclip")[1],)),
+    Claim("docs/text.md", "GradToken is {}th of {} (0.110)", lambda: place(f"{MOVIES}-base.json", "gradtoken")),
+    Claim("docs/text.md", "By comprehensiveness GradToken is {}th",
+          lambda: place(f"{MOVIES}.json", "gradtoken", "comprehensiveness")[:1]),
+    Claim("studies/README.md", "**On scenes with two objects, {} of {} class-specific rows prefer", discriminating),
+    Claim("studies/README.md", "| {} of {} class-specific rows do |", discriminating),
+    Claim("studies/README.md", "**{} of the {} methods with a measured time", quick_and_faithful),
+    Claim("studies/README.md", "| {} of the {} methods with a measured time", quick_and_faithful),
+    Claim("studies/README.md", "All {} methods tried work on {} of {} plain vision transformers", timm_counts),
+    Claim("studies/README.md", "all {} on {} of {} plain vision transformers", timm_counts),
+)  # fmt: skip
+
+
+def tutorials() -> str:
+    """The number of tutorials, as a word."""
+    return WORDS[len(list((ROOT / "docs" / "tutorials").glob("*.ipynb")))]

@@ -1,0 +1,150 @@
+"""Files of results by page and section, and numbers that no file has; read by `test_numbers.py`."""
+
+from __future__ import annotations
+
+STUDIES, BENCHMARKS, TRAINING = "studies/results", "benchmarks/results", "training/results"
+PUBLISHED = "src/vitrail/bench/papers/numbers.csv"
+SPEED = (f"{BENCHMARKS}/speed-h200.json", f"{BENCHMARKS}/relevance-h200.json")
+GRIDS = f"{STUDIES}/grid_pointing/*.json"
+LEADLIGHT = (f"{STUDIES}/leadlight.csv", f"{STUDIES}/leadlight.json")
+PRESENT = "results/three_models_present.csv"
+
+#: Files of a page's sections that name none themselves, nor does a section above them.
+FILES: dict[str, tuple[str, ...]] = {
+    "README.md#results": (PRESENT, GRIDS, f"{STUDIES}/pairs-scenes.json"),
+    "README.md#speed": (
+        *SPEED, f"{BENCHMARKS}/latency-confirmed-h200.json", f"{BENCHMARKS}/dataset-h200.json",
+        f"{BENCHMARKS}/precision-h200.json",
+    ),
+    "docs/index.md": (f"{STUDIES}/grid_pointing/cat.json",),
+    "docs/methods/leadlight.md#the-default-on-second-halves": (
+        GRIDS, f"{STUDIES}/leadlight_thorough/*.json", f"{STUDIES}/pairs-scenes.json",
+    ),
+    "docs/methods/leadlight.md#corners": (GRIDS,),
+    "docs/methods/leadlight.md#iia-and-dix-as-sources": (f"{STUDIES}/leadlight_thorough/*.json",),
+    "docs/methods/leadlight.md#how-leadlightobject-was-chosen": LEADLIGHT,
+    "docs/methods/leadlight.md#second-halves": LEADLIGHT,
+    "docs/methods/gradtoken.md#measured-behaviour": (f"{STUDIES}/pairs-scenes.json", *LEADLIGHT),
+    "docs/methods/shapley.md#measured-behaviour": (f"{STUDIES}/shapley.json",),
+    "docs/methods/vit_cx.md": (f"{STUDIES}/vitcx-combinations-h200.json",),
+    "docs/methods/vit_shapley.md": (f"{STUDIES}/vit_shapley-*.json",),
+    "docs/papers/gradtoken.md": (
+        PUBLISHED, f"{STUDIES}/gradtoken-readings-h200.json", f"{STUDIES}/ablations-pets.json",
+    ),
+    "docs/papers/gradtoken.md#figure-6": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
+    "docs/papers/vit_cx.md": (PUBLISHED, f"{STUDIES}/paper-tables.json"),
+    "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json", "results/imagenet1000.csv"),
+    "docs/cards/cifar10.md": (f"{TRAINING}/cifar10-manifest.json",),
+    "docs/cards/cifar10-distilled.md": (f"{TRAINING}/cifar10-distilled-manifest.json",),
+    "docs/cards/lm-recall.md": (f"{TRAINING}/lm-recall-manifest.json",),
+    "docs/cards/movements-tones.md": (f"{TRAINING}/scenes-video-manifest.json", f"{TRAINING}/tones-manifest.json"),
+    "docs/cards/scenes.md": (f"{STUDIES}/pairs-scenes.json", f"{TRAINING}/scenes-manifest.json"),
+    "docs/cards/scenes-tasks.md": (f"{TRAINING}/scenes-[cds]*-manifest.json",),
+    "docs/cards/scenes-vlm.md": (f"{TRAINING}/scenes-vlm-manifest.json",),
+    "docs/audit.md#does-it-find-a-planted-shortcut": (f"{STUDIES}/audit-shortcut.json",),
+    "docs/audit.md#maps-as-data": (f"{BENCHMARKS}/map_store-cpu.json",),
+    "docs/bench.md#engines": (f"{STUDIES}/cluster-simulation.json", f"{BENCHMARKS}/source_rates-*.json"),
+    "docs/scores/funnybirds.md": (f"{STUDIES}/funnybirds/funnybirds.json",),
+    "docs/scores/grid_pointing.md": (GRIDS,),
+    "docs/scores/overdetermination.md": (f"{STUDIES}/overdetermination.json", PUBLISHED),
+    "docs/scores/pointing.md#several-boxes-in-an-image": (f"{STUDIES}/wsol-h200.json", PUBLISHED),
+    "docs/scores/wsol.md#measured": (f"{STUDIES}/wsol-h200.json",),
+    "docs/compare.md": (f"{STUDIES}/compare.json",),
+    "docs/language-model-truth.md": ("results/recall.csv", f"{TRAINING}/lm-recall-manifest.json"),
+    "docs/language-model-truth.md#real-models": (f"{STUDIES}/needles.csv",),
+    "docs/language-model-truth.md#movie-reviews": (f"{STUDIES}/movies-decoder.json",),
+    "docs/models.md#the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
+    "docs/models.md#precision": (f"{BENCHMARKS}/precision-half-deit-h200.json",),
+    "docs/models.md#large-inputs": (f"{BENCHMARKS}/large-h200.json",),
+    "docs/results.md": ("results/imagenet1000.csv",),
+    "docs/text.md#results-on-movie-reviews": (f"{STUDIES}/movies.json", f"{TRAINING}/movies-manifest.json"),
+    "docs/text.md#the-present-default": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
+    "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),
+    "docs/text.md#the-same-with-a-prompted-language-model": (f"{STUDIES}/movies-decoder.json",),
+    "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv", PRESENT),
+    "docs/three-models.md#shapley-values-and-relatives": ("results/three_models_new.csv",),
+    "docs/three-models.md#the-present-default": (PRESENT, GRIDS),
+    "docs/trust.md#how-far-to-trust-the-check": (f"{STUDIES}/trust.json",),
+    "docs/web.md#scheduling": (f"{BENCHMARKS}/serve-flood-cpu.json",),
+    "docs/worlds.md": ("results/worlds.csv",),
+    "docs/worlds.md#checks": ("results/worlds-checks.json",),
+    "studies/README.md#class-discrimination": (f"{STUDIES}/pairs-scenes.json",),
+    "studies/README.md#shapley-values-by-forward-passes": (f"{STUDIES}/shapley.csv",),
+    "studies/README.md#vit-shapley": (f"{STUDIES}/vit_shapley-*.json",),
+    "studies/README.md#ablations-of-vtranm-and-gradtoken": (f"{STUDIES}/ablations-pets.json",),
+    "studies/README.md#readings-of-gradtoken-and-vit-cx": (f"{STUDIES}/gradtoken-readings-h200.json",),
+    "studies/README.md#localisation": (f"{STUDIES}/wsol-h200.json",),
+    "studies/README.md#verdicts-on-single-maps": (f"{STUDIES}/trust.json",),
+    "studies/README.md#cards-of-the-methods": (f"{STUDIES}/cards.json",),
+    "studies/README.md#texts": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
+    "benchmarks/README.md": (f"{BENCHMARKS}/*.json",),
+    "benchmarks/README.md#speed": (f"{BENCHMARKS}/speed-*.json", f"{BENCHMARKS}/precision-h200.json"),
+    "benchmarks/README.md#time-of-one-image": (
+        f"{BENCHMARKS}/latency-h200.json", f"{BENCHMARKS}/replay-overhead-h200.json", f"{BENCHMARKS}/overhead-cpu.json",
+        f"{BENCHMARKS}/relevance-kernels-h200.json", f"{BENCHMARKS}/catalogue-h200.json",
+        f"{STUDIES}/recorded-families-h200.json",
+    ),
+    "benchmarks/README.md#cost-of-all-methods": (f"{BENCHMARKS}/catalogue-h200.json",),
+    "benchmarks/README.md#float32-products-from-float16-products": (f"{BENCHMARKS}/split-products-h200.json",),
+    "benchmarks/README.md#large-inputs": (f"{BENCHMARKS}/large-*.json", f"{BENCHMARKS}/row-tiles-h200.json"),
+    "benchmarks/README.md#long-prompts": (f"{BENCHMARKS}/decoders-*.json",),
+    "benchmarks/README.md#beside-lxt-captum-and-inseq": (f"{BENCHMARKS}/peers-*.json",),
+    "benchmarks/README.md#precision": (f"{BENCHMARKS}/precision-*.json",),
+    "benchmarks/README.md#cost-of-the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
+    "benchmarks/README.md#perturbation-evaluator": (f"{BENCHMARKS}/evaluator-h200.json",),
+    "benchmarks/README.md#time-of-a-papers-table": (f"{BENCHMARKS}/table-h200.json",),
+    "benchmarks/README.md#a-data-set-from-disk": (f"{BENCHMARKS}/dataset-h200.json",),
+    "benchmarks/README.md#load-test-of-the-web-page": (f"{BENCHMARKS}/serve*.json",),
+    "benchmarks/README.md#many-machines": (f"{BENCHMARKS}/ray-cluster.json",),
+}  # fmt: skip
+#: The same for every section of the pages of methods: numbers of papers and costs.
+METHOD_FILES = (PUBLISHED, *SPEED, f"{BENCHMARKS}/precision-h200.json")
+#: Pages that a script writes as a whole from files.
+GENERATED = {"docs/leaderboard.md"}
+#: Settings, versions, numbers of an example or of a paper, and numbers computed from values of a file.
+GIVEN = {
+    "README.md": "2.0 3.11 3.13 50000", "docs/api.md": "0.3 1.0 3.11 3.13", "docs/audit.md": "0.1 120",
+    "docs/bench.md": "20 102 286", "docs/cards/cifar10.md": "0.25", "docs/cards/cifar10-distilled.md": "0.26",
+    "docs/cards/lm-recall.md": "4000", "docs/cards/movements-tones.md": "16 62.5", "docs/cards/scenes-tasks.md": "11",
+    "docs/cards/scenes-vlm.md": "0.02 0.5 8000", "docs/coming-from.md": "0.7 0.9 1.1 2.1 2.23",
+    "docs/compare.md": "2.3 6.4", "docs/index.md": "69", "docs/integrations.md": "0.9",
+    "docs/methods/grad_eclip.md": "22.5", "docs/methods/shapley.md": "400", "docs/methods/smoothgrad.md": "0.3859",
+    "docs/methods/vit_cx.md": "63", "docs/methods/vit_shapley.md": "4096", "docs/models.md": "0.5 1.1 1.4",
+    "docs/papers/gradtoken.md": "16 16.82 16.92 20", "docs/papers/vit_cx.md": "20.95 2048 50000",
+    "docs/quickstart.md": "0.15 0.9 1.1", "docs/results.md": "237 702", "docs/scores/agreement.md": "0.1",
+    "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 54.6 60.2 73.5 80.6 99.8",
+    "docs/scores/overdetermination.md": "0.036 20.95", "docs/scores/sanity.md": "0.02 0.2 1.5",
+    "docs/scores/segmentation.md": "0.1 0.9", "docs/scores/statistics.md": "0.22 0.7",
+    "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "11 177 188 194 199 1600 9700",
+    "docs/three-models.md": "512", "docs/trust.md": "0.02 0.05 0.1 0.5 0.95 2.4 20", "docs/web.md": "0.3 9999",
+    "docs/worlds.md": "400",
+    "benchmarks/README.md": (
+        "0.53 0.72 0.75 0.77 0.88 0.98 1.05 1.17 1.26 2.0 2.11 2.4 4.12 4.61 8.0 9.0 12 20 20.1 23 25 29.1 31 "
+        "43.3 50 64 80 85 90 94 95 96 98 102 512 2048 4096 8714 9850 11624 16384 50000"
+    ),
+    "studies/README.md": "0.001 3.5 21 34 42.7 92.7 95 101 109 1024 4096",
+}  # fmt: skip
+#: Measured, and kept in no file: by a test, while a model was trained, or once by hand. Not to be added to.
+WITHOUT_FILE = {
+    "benchmarks/README.md": (
+        "0.001 0.29 0.35 0.36 0.39 0.422 0.46 0.80 0.829 0.840 0.91 0.96 0.962 0.9978 0.9980 0.9981 0.9986 "
+        "0.9988 0.9989 0.9992 0.9993 0.9994 1.01 1.08 1.09 1.20 1.44 1.45 1.55 1.58 1.60 1.64 1.90 2.14 2.20 "
+        "2.33 2.5 2.56 2.68 2.98 3.04 3.78 3.88 4.0 4.8 5.88 6.43 12.4 12.5 33.4 40.4 45.1 54.7 91 97.5 101.1 "
+        "109.4 135 138.3 141 145 152 204.8 330"
+    ),
+    "docs/bench.md": "31 66 200", "docs/cards/cifar10-distilled.md": "3.59 7.2 7.75",
+    "docs/cards/cifar10.md": "3.58 7.2 7.75", "docs/cards/lm-recall.md": "0.34 0.67",
+    "docs/cards/movements-tones.md": "0.11 0.18 0.23 0.37",
+    "docs/cards/scenes-tasks.md": "0.21 0.32 0.36 0.42 0.66 0.72 38.8 60.7 91.6",
+    "docs/cards/scenes-vlm.md": "0.60 1.2", "docs/cards/scenes.md": "1.32 82.5 200", "docs/index.md": "70 81",
+    "docs/language-model-truth.md": "3 9 13 15 16 18 19 22 23 24 25 31 39 40 314 366 450 900",
+    "docs/methods/attnlrp.md": "0.094 0.90", "docs/methods/leadlight.md": "13 45 58 60",
+    "docs/methods/shapley.md": "50", "docs/methods/transformer_attribution.md": "0.840",
+    "docs/methods/vit_cx.md": "0.894 0.895 0.902 0.905 2.5 14.6 24 24.8 25.5 27.2 27.3",
+    "docs/methods/vit_shapley.md": "0.302 0.731 0.785", "docs/papers/vit_cx.md": "0.91",
+    "docs/scores/funnybirds.md": "1100", "docs/text.md": "0.472 53 175", "docs/web.md": "57.3",
+    "studies/README.md": (
+        "3.2 4 4.6 6.3 8.3 8.6 10.4 10.7 14.2 14.6 17.1 19.2 23.6 25.9 28.4 40.6 45.2 45.7 57.2 58.9 61.4 "
+        "64.5 67.2 70.2 72.3 75.4 75.5 82.0 82.5 82.9 87.1 91.1 200 325"
+    ),
+}  # fmt: skip
