@@ -206,8 +206,6 @@ def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
             else:
                 return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)
-    if state.rules.gradient and state.rule("scale") is None:  # no rule asks for rotations either
-        return func(x, factor)  # type: ignore[no-any-return]
     out = plain(state, "scale", lambda x: func(x, factor), x)
     if out.dim() == 4 and isinstance(factor, Tensor) and factor.dim() >= 2:
         state.rotations[id(out)] = out
@@ -408,13 +406,18 @@ _NEEDED_RULES = {add: ("add",), sub: ("add",), neg: ("add", "scale"), mean: ("me
 
 
 @cache
-def handlers_of(rules: RuleSet) -> Mapping[Any, Callable[..., Any]]:
-    """The handlers that a rule set needs.
+def handlers_of(rules: RuleSet) -> Mapping[Any, tuple[Callable[..., Any], int]]:
+    """The handlers that a rule set needs, each with the least number of arguments that must depend on the input.
 
     Example:
         >>> from vitrail.lrp.rule_sets import OURS, attnlrp
-        >>> torch.add in handlers_of(OURS), torch.add in handlers_of(attnlrp()), torch.mul in handlers_of(attnlrp())
-        (True, False, True)
+        >>> torch.add in handlers_of(OURS), torch.add in handlers_of(attnlrp())
+        (True, False)
+        >>> handlers_of(OURS)[torch.mul][1], handlers_of(attnlrp())[torch.mul][1]
+        (1, 2)
     """
     needed = {handler for handler, names in _NEEDED_RULES.items() if any(name in rules.rules for name in names)}
-    return {func: one for func, one in HANDLERS.items() if one not in _NEEDED_RULES or one in needed}
+    handlers = {func: one for func, one in HANDLERS.items() if one not in _NEEDED_RULES or one in needed}
+    # Without these rules, a product with a constant keeps its ordinary gradient, and no sum asks what it is made of.
+    pairs = {mul} if not {"scale", "add"} & set(rules.rules) else set()
+    return {func: (one, 2 if one in pairs else 1) for func, one in handlers.items()}

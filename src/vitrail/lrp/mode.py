@@ -90,14 +90,7 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
             finally:
                 self._inside = program is None and self.program is not None
         else:
-            # Most functions come here, and a call of Python takes longer than a small function itself.
-            handler = self._handlers.get(func)
-            for value in () if handler is None else (*args, *kwargs.values()):
-                if isinstance(value, Tensor) and value.requires_grad:
-                    result = handler(self, func, *args, **kwargs)  # type: ignore[misc]
-                    break
-            else:
-                result = func(*args, **kwargs) if kwargs else func(*args)
+            result = self._handled(func, args, kwargs)
             if func in MAY_START or not self.recogniser.followed.isdisjoint(map(id, args[:2])):
                 self.recogniser.follow(func, args, kwargs, result)
             if self._tokens_of not in self.entering:
@@ -122,14 +115,22 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         written = self.recogniser.written_softmax(func, args) if func in DIV else None
         if written is not None:
             return written_softmax(self, *written)
-        handler = self._handlers.get(func)
-        if handler is not None and (any(map(depends, args)) or any(map(depends, kwargs.values()))):
-            return handler(self, func, *args, **kwargs)
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = self._handled(func, args, kwargs)
         if self._text and func is F.embedding and result.is_leaf:
             # A copy, because models add to it in place, which a leaf does not allow.
             return (result.float() if self.mixed_precision else result).requires_grad_().clone()
         return result
+
+    def _handled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handler = self._handlers.get(func)
+        if handler is not None:
+            compute, missing = handler
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    missing -= 1
+                    if missing == 0:
+                        return compute(self, func, *args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
     def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Compute the result first, then overwrite: rules need the old value."""
