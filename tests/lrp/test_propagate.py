@@ -12,10 +12,10 @@ from tests.zoo import small_models as zoo
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
-from vitrail.lrp.ops import Linear, Samples, Sum
+from vitrail.lrp.ops import Linear, Product, Samples, Sum
 from vitrail.lrp.propagate import Relevances, propagation
 from vitrail.lrp.rule_sets import ABSLRP, GAMMA_RULES, ORIG, OURS, RuleSet, attnlrp, conservative, stable
-from vitrail.lrp.rules import gamma_generalised, linear_joint, linear_split
+from vitrail.lrp.rules import attention_halved, gamma_generalised, gradient_halved, linear_joint, linear_split
 from vitrail.models.plain_vit import PlainViT
 
 EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})
@@ -383,3 +383,22 @@ def test_relevance_of_tokens_where_channels_come_first():
     assert torch.allclose(found.tokens.sum(1), found.blocks[0])
     assert float(found.tokens[0, 6:].abs().max()) < 1e-6 * float(found.tokens[0, :6].abs().max())
     assert bool((found.tokens[0, :6] != 0).all())
+
+
+def test_halved_attention_leaves_other_uses_of_its_inputs_alone():
+    inputs = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    plain = torch.autograd.grad(F.scaled_dot_product_attention(*inputs).sum(), inputs)
+    halved = F.scaled_dot_product_attention(*attention_halved(*inputs)).sum() + sum(t.sum() for t in inputs)
+    for found, expected, factor in zip(torch.autograd.grad(halved, inputs), plain, (0.25, 0.25, 0.5), strict=True):
+        assert torch.allclose(found, factor * expected + 1)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 1), (1, 4)), ((2, 3, 4), (4,))])
+def test_a_halved_gate_that_is_written_over_keeps_its_gradient(shapes):
+    u, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    R = torch.randn(torch.broadcast_shapes(*shapes), dtype=torch.float64)
+    plain = torch.autograd.grad(u * v, (u, v), R)
+    out = gradient_halved(Product(torch.mul, torch.mul, torch.mul, Samples(1)), u, v)
+    out.add_(1)
+    for found, expected in zip(torch.autograd.grad(out, (u, v), R), plain, strict=True):
+        assert torch.allclose(found, expected / 2)

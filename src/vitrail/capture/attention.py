@@ -21,7 +21,7 @@ from vitrail.capture.attention_reach import CausalKeys
 from vitrail.capture.attention_recorder import AttentionRecorder
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, flex_logits, unpack
 from vitrail.capture.operators import NORM
-from vitrail.capture.recogniser import ADDED_MATMUL, DIV, MATMUL, SOFTMAX, STARTS
+from vitrail.capture.recogniser import ADDED_MATMUL, DIV, MATMUL, MAY_START, SOFTMAX
 
 #: Functions that compute nothing; models call them more often than any other.
 ATTRIBUTES = {
@@ -49,7 +49,7 @@ class AttentionMode(AttentionRecorder, TorchFunctionMode):
             result = self._flex(func, *args, **kwargs)
         else:
             result = func(*args, **kwargs)
-            if self.recogniser.waiting or func in STARTS:
+            if func in MAY_START or not self.recogniser.followed.isdisjoint(map(id, args[:2])):
                 self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)

@@ -57,8 +57,9 @@ class Program:
         origin, described = self._origin, [self.value, func]
         for value in args:
             if isinstance(value, Tensor):
-                known = origin.get(id(value))
-                described.append(self._tensor(value) if known is None else known)
+                described.append(origin.get(id(value)) or self._tensor(value))
+            elif type(value) is int:
+                described.append((value < 0, abs(value)))
             else:
                 described.append(self._described(value))
         if kwargs:

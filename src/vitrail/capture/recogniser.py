@@ -38,6 +38,8 @@ _NOT_ELEMENTWISE |= {torch.roll, Tensor.roll, torch.flip, Tensor.flip, torch.tak
 CONCATENATE = {torch.cat, torch.concat, torch.concatenate}
 #: Functions that may begin a softmax the model writes out.
 STARTS = EXP | LOG_SOFTMAX
+#: Functions that matter though none of their first two arguments is followed; a list holds what is concatenated.
+MAY_START = STARTS | CONCATENATE
 UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
@@ -50,23 +52,24 @@ class Recogniser:
     Attributes:
         unmatched: Number of softmaxes over products of queries and keys that never met values: attention that was
             mixed with something else first.
+        followed: Ids of all tensors that are followed. Few functions read one of them as first or second argument, and
+            all others but those of ``MAY_START`` need no call of ``follow``.
     """
 
     def __init__(self) -> None:
         self.unmatched = 0
         #: Products that may turn out to be QKᵀ, oldest first: logits may have terms of positions besides.
         self._products: list[QueryKeyProduct] = []
-        #: Ids of their results: few functions read one of them.
-        self._results: set[int] = set()
         self._softmax: Softmax | None = None
         self._exp: dict[int, tuple[Tensor, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._logs: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self.followed: set[int] = set()
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anything is followed at the moment."""
-        return self._softmax is not None or bool(self._products) or bool(self._exp)
+    def _changed(self) -> None:
+        aliases = () if self._softmax is None else self._softmax.aliases
+        results = (id(one.result) for one in self._products)
+        self.followed = {*results, *aliases, *self._exp, *self._sums, *self._logs}
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -82,9 +85,10 @@ class Recogniser:
             found = None if operands is None else self._matmul_values(softmax, *operands)
         if found is not None:
             self._softmax = None
-            self._hold([])
+            self._products.clear()
             self._exp.clear()
             self._sums.clear()
+            self._changed()
         return found
 
     def _matmul_values(self, softmax: Softmax, left: Tensor, right: Tensor) -> ValueProduct | None:
@@ -159,10 +163,8 @@ class Recogniser:
 
     def product(self, left: Tensor, right: Tensor, order: tuple[int, ...], result: Tensor) -> None:
         """Remember the result of such a product."""
-        self._hold([*self._products[-7:], QueryKeyProduct(result, left, right, order)])
-
-    def _hold(self, products: list[QueryKeyProduct]) -> None:
-        self._products, self._results = products, {id(one.result) for one in products}
+        self._products = [*self._products[-7:], QueryKeyProduct(result, left, right, order)]
+        self._changed()
 
     # -- softmax -------------------------------------------------------------------------------------------------
 
@@ -172,12 +174,14 @@ class Recogniser:
             self.unmatched += 1
         product = next((one for one in self._products if one.result is logits), None)
         self._softmax = Softmax(result, logits, axis % logits.dim(), product)
-        self._hold([])
+        self._products.clear()
+        self._changed()
 
     def alias(self, result: Tensor) -> None:
         """The mode replaced the last softmax's result by another tensor."""
         if self._softmax is not None:
             self._softmax.aliases[id(result)] = (result, tuple(range(result.dim())))
+            self._changed()
 
     def written_softmax(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, int] | None:
         """Logits and axis of the softmax that a division of ``exp`` by its sum is, or None."""
@@ -197,15 +201,17 @@ class Recogniser:
             self._follow_sums(func, args, kwargs, result)
         if self._softmax is not None and id(args[0]) in self._softmax.aliases:
             self._follow_attention(self._softmax, func, args, kwargs, result)
-        elif self._products and (func in CONCATENATE or not self._results.isdisjoint(map(id, args[:2]))):
+        elif self._products:
             followed = (self._follow_logits(one, func, args, kwargs, result) for one in self._products)
-            self._hold([one for one in followed if one is not None])
+            self._products = [one for one in followed if one is not None]
+        self._changed()
 
     def _start(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
         """Note a logarithm of a softmax or an exponential; returns whether it may be part of a softmax."""
         if func in LOG_SOFTMAX and result.dim() >= 3:
             axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
             self._logs = {id(result): (result, args[0], axis)} if isinstance(axis, int) else {}
+            self._changed()
             return True
         if func in EXP and id(args[0]) in self._logs:
             _, logits, axis = self._logs.pop(id(args[0]))
@@ -215,6 +221,7 @@ class Recogniser:
             if args[0] is not result:  # in place, the logits are gone
                 self._exp = {id(result): (result, args[0])}
                 self._sums.clear()
+                self._changed()
             return True
         return False
 

@@ -66,7 +66,7 @@ def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
 
 def _gates_fixed(state: RelevanceState, left: Tensor, right: Tensor, matrix: bool) -> tuple[Tensor, Tensor]:
     """Two factors, of which one that is a gate is a constant; two gates stay as they are."""
-    if not (left.requires_grad and right.requires_grad):
+    if not (state.gates or state.tanhs) or not (left.requires_grad and right.requires_grad):
         return left, right
     gates = state.is_gate(left, matrix), state.is_gate(right, matrix)
     if gates[0] == gates[1] or state.rule("sigmoid") is None:
@@ -406,13 +406,18 @@ _NEEDED_RULES = {add: ("add",), sub: ("add",), neg: ("add", "scale"), mean: ("me
 
 
 @cache
-def handlers_of(rules: RuleSet) -> Mapping[Any, Callable[..., Any]]:
-    """The handlers that a rule set needs.
+def handlers_of(rules: RuleSet) -> Mapping[Any, tuple[Callable[..., Any], int]]:
+    """The handlers that a rule set needs, each with the least number of arguments that must depend on the input.
 
     Example:
         >>> from vitrail.lrp.rule_sets import OURS, attnlrp
-        >>> torch.add in handlers_of(OURS), torch.add in handlers_of(attnlrp()), torch.mul in handlers_of(attnlrp())
-        (True, False, True)
+        >>> torch.add in handlers_of(OURS), torch.add in handlers_of(attnlrp())
+        (True, False)
+        >>> handlers_of(OURS)[torch.mul][1], handlers_of(attnlrp())[torch.mul][1]
+        (1, 2)
     """
     needed = {handler for handler, names in _NEEDED_RULES.items() if any(name in rules.rules for name in names)}
-    return {func: one for func, one in HANDLERS.items() if one not in _NEEDED_RULES or one in needed}
+    handlers = {func: one for func, one in HANDLERS.items() if one not in _NEEDED_RULES or one in needed}
+    # Without these rules, a product with a constant keeps its ordinary gradient, and no sum asks what it is made of.
+    pairs = {mul} if not {"scale", "add"} & set(rules.rules) else set()
+    return {func: (one, 2 if one in pairs else 1) for func, one in handlers.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -19,18 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention import ATTRIBUTES
 from vitrail.capture.program import Program
-from vitrail.capture.recogniser import DIV, STARTS
+from vitrail.capture.recogniser import DIV, MAY_START
 from vitrail.lrp.attention_operations import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import IN_PLACE, depends, handlers_of
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rule_sets import RuleSet
 
-
-@cache
-def _ruled_functions(rules: RuleSet) -> frozenset[Any]:
-    """The functions that are not simply called under a rule set."""
-    return frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, *handlers_of(rules), F.embedding))
+#: Functions that are more than their handler: attention, what overwrites its argument, what may end a softmax that the
+#: model writes out, and where the graph of a text starts.
+_STEPS = frozenset((*STEPWISE, *IN_PLACE, *ATTENTION, *DIV, F.embedding))
 
 
 class RelevanceMode(RelevanceState, TorchFunctionMode):
@@ -67,7 +64,6 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         self._tokens_of = tokens_of
         self.program, self._inside = program, False
         self._handlers = handlers_of(rules)
-        self._ruled = _ruled_functions(rules)
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -85,18 +81,20 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
     ) -> Any:
         if func in ATTRIBUTES:
             return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         program = None if self._inside else self.program
-        if func in self._ruled:
-            kwargs = kwargs or {}
+        if func in _STEPS:
             self._inside = True  # the steps of a function are none of the model's calls
             try:
                 result = self._by_rules(func, args, kwargs)
             finally:
                 self._inside = program is None and self.program is not None
         else:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            kwargs = kwargs or {}
-            self._follow(func, args, kwargs, result)
+            result = self._handled(func, args, kwargs)
+            if func in MAY_START or not self.recogniser.followed.isdisjoint(map(id, args[:2])):
+                self.recogniser.follow(func, args, kwargs, result)
+            if self._tokens_of not in self.entering:
+                self._follow_stream(func, args, kwargs, result)
         if program is not None:
             program.note(func, args, kwargs, result)
         return result
@@ -117,14 +115,22 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         written = self.recogniser.written_softmax(func, args) if func in DIV else None
         if written is not None:
             return written_softmax(self, *written)
-        handler = self._handlers.get(func)
-        if handler is not None and (any(map(depends, args)) or any(map(depends, kwargs.values()))):
-            return handler(self, func, *args, **kwargs)
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = self._handled(func, args, kwargs)
         if self._text and func is F.embedding and result.is_leaf:
             # A copy, because models add to it in place, which a leaf does not allow.
             return (result.float() if self.mixed_precision else result).requires_grad_().clone()
         return result
+
+    def _handled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handler = self._handlers.get(func)
+        if handler is not None:
+            compute, missing = handler
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    missing -= 1
+                    if missing == 0:
+                        return compute(self, func, *args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
     def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Compute the result first, then overwrite: rules need the old value."""
@@ -142,13 +148,20 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         result: Any,
         before: tuple[Tensor, GradientEdge, Tensor] | None = None,
     ) -> None:
-        if (self.recogniser.waiting or func in STARTS) and func not in ATTENTION:
+        if func not in ATTENTION:
             self.recogniser.follow(func, args, kwargs, result)
-        if self._tokens_of in self.entering:
-            return
+        if self._tokens_of not in self.entering:
+            self._follow_stream(func, args, kwargs, result, before)
+
+    def _follow_stream(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        before: tuple[Tensor, GradientEdge, Tensor] | None = None,
+    ) -> None:
         self.stream.after(func, args, kwargs, result)
-        if not self.found:
-            return
         for (_, call), stream in self.found.items():
             if before is not None and stream is before[0]:
                 self.entering[call] = before[1:]

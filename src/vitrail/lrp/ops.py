@@ -215,6 +215,25 @@ class _CarryWithResult(torch.autograd.Function):
         return None, None, *(found if isinstance(found, tuple) else (found,))
 
 
+class _ScaleGradients(torch.autograd.Function):
+    """Tensors as they are, whose gradients are multiplied by factors."""
+
+    @staticmethod
+    def forward(ctx: Any, factors: tuple[float, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.factors = factors
+        ctx.set_materialize_grads(False)
+        return tuple([x.view_as(x) for x in inputs])
+
+    @staticmethod
+    def backward(ctx: Any, *R: Tensor | None) -> Any:
+        return None, *[None if one is None else one * factor for one, factor in zip(R, ctx.factors, strict=True)]
+
+
+def with_scaled_gradients(factors: tuple[float, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The inputs, whose gradients are multiplied by one factor each."""
+    return _ScaleGradients.apply(factors, *inputs)  # type: ignore[no-any-return]
+
+
 def with_backward(
     run: Callable[..., Tensor], back: Callable[..., Any], kept: tuple[Tensor, ...], *inputs: Tensor
 ) -> Tensor:
