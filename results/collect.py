@@ -1,7 +1,7 @@
 """Collect benchmark runs into imagenet1000.csv and its manifest, and update the tables and figure of docs/results.md.
 
     python results/collect.py runs/KEY [runs/KEY ...]
-    python results/collect.py  # the same CSV from the committed values of each image
+    python results/collect.py  # the same CSV from the values of each image that an earlier call wrote
 
 Runs must have the same models, images and settings, and may have different methods. A method that is in several runs is
 taken from the last one. Values, intervals and tests are computed from the per-image values of all runs together, with
@@ -202,6 +202,8 @@ def main() -> None:
         store_values(merge(runs)[0], values)
         text = json.dumps(manifest(runs), indent=2, ensure_ascii=False)
         about.write_text(f"{text}\n", encoding="utf-8")
+    elif not values.exists():
+        raise DataError(f"{values} does not exist: pass the folders of runs, from which it is written")
     found = json.loads(about.read_text(encoding="utf-8"))
     source = {method: run["key"] for run in found["runs"] for method in run["methods"]}
     protocols = [name for run in found["runs"] for name in run["protocols"]]
