@@ -162,13 +162,24 @@ def read_values(path: Path) -> tuple[Value, ...]:
 
 
 @cache
+def _by_label(path: Path) -> dict[str, list[Value]]:
+    found: dict[str, list[Value]] = {}
+    for one in read_values(path):
+        for label in one.labels:
+            found.setdefault(label, []).append(one)
+    return found
+
+
+@cache
 def roundings(path: Path, names: frozenset[str]) -> frozenset[str]:
     """Values of a file as a page may have them: without sign, as they are or in percent, up to five decimals.
 
     Values that belong to one of the names count alone, where there are any. A five at the end is rounded either way.
     """
-    values = read_values(path)
-    values = tuple(one for one in values if one.labels & names) or values
+    own = [one for name in names for one in _by_label(path).get(name, ())]
+    if names and not own:
+        return roundings(path, frozenset())
+    values = own or read_values(path)
     scaled = {abs(one.number) * f for one in values for f in _factors(one, path)}
     return frozenset(f"{number * up:.{d}f}" for number in scaled for up in (1, 1 + 1e-9) for d in range(6))
 
