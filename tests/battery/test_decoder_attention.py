@@ -74,3 +74,26 @@ def test_atman_suppresses_a_word_in_all_blocks(family):
     found = vitrail.explain(model, {"input_ids": ids}, "atman", target=target).grid[0, 0]
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
     assert float(expected.abs().max()) > 1e-3
+
+
+def test_atman_suppresses_whole_units():
+    """Two prompts with other units: the loss of a unit is that without all of its tokens, in equal shares."""
+    model = decoder("Llama", num_key_value_heads=1).double()
+    ids = torch.cat([words(), words().flip(1)])
+    length = ids.shape[1]
+    units = torch.stack([torch.arange(length) // 2, (torch.arange(length) - 1).clamp(max=1)])  # -1 is in no unit
+
+    def suppress(O, tokens):  # noqa: E741
+        low = O.masked_fill(O.isinf(), torch.inf).amin(-1, keepdim=True)
+        return torch.where(O.isinf(), O, (O - low) * torch.where(tokens, 0.1, 1.0).to(O.dtype))
+
+    found = vitrail.explain(model, {"input_ids": ids, "token_units": units}, "atman", target=target).grid[:, 0]
+    for i in range(2):
+        with torch.no_grad():
+            every = run(model, ids[i : i + 1], lambda logits: suppress(logits, torch.zeros(length).bool()))[0]
+            for unit in units[i].unique():
+                members = units[i] == unit
+                lost = every - run(model, ids[i : i + 1], lambda o, m=members: suppress(o, m))[0]
+                expected = 0.0 if unit < 0 else float(lost) / int(members.sum())
+                assert found[i][members].tolist() == pytest.approx([expected] * int(members.sum()), rel=1e-5, abs=1e-7)
+    assert float(found.abs().max()) > 1e-3

@@ -34,7 +34,7 @@ def atman(probe: Probe, *, factor: float = 0.9, similarity: float | None = None)
     """Loss of the class's score when the attention logits of one token are multiplied by 1 − factor in all blocks.
 
     Logits are multiplied after the smallest one of their row was subtracted, so that a smaller multiple is less
-    attention.
+    attention. With units of a text, the tokens of a unit are suppressed together and share its loss equally.
 
     Args:
         probe: The model and its inputs.
@@ -49,25 +49,55 @@ def atman(probe: Probe, *, factor: float = 0.9, similarity: float | None = None)
         raise OptionError(f"factor={factor} must be above 0 and at most 1: 1 leaves the token the smallest attention")
     if similarity is not None and not 0 < similarity <= 1:
         raise OptionError(f"similarity={similarity} is a cosine: it must be above 0 and at most 1, or none")
-    tokens = probe.structure.tokens
-    places = probe.structure.layout.patch_tokens(tokens)
+    places = probe.structure.layout.patch_tokens(probe.structure.tokens)
     device = probe.model_inputs.tensors[0].device
     inside = torch.tensor([token for token in places if token >= 0], device=device)
-    alike = _alike(probe, similarity, device)
-    batch, count = probe.batch, 1 + len(inside)
+    alike, batch = _alike(probe, similarity, device), probe.batch
+    units = _units(probe)
+    if units is None:  # a row for each token, the same rows for all inputs unless they differ
+        table, counts = alike[:, inside].flatten(0, 1), torch.full((batch,), len(inside), device=device)
+        first = torch.arange(batch, device=device) * (len(inside) if len(alike) > 1 else 0)
+    else:
+        each = [_suppressed_with(alike[i if len(alike) > 1 else 0], own) for i, own in enumerate(units)]
+        table, counts = torch.cat(each), torch.tensor([len(own) for own in each], device=device)
+        first = counts.cumsum(0) - counts
+    # One row of each input leaves its attention as it is.
+    owners = torch.arange(batch, device=device).repeat_interleave(1 + counts)
+    which = torch.arange(len(owners), device=device) - ((1 + counts).cumsum(0) - 1 - counts)[owners]
     found = []
-    for piece in probe.pieces(batch * count):
-        at = torch.arange(piece.start, piece.stop, device=device)
-        owner, which = at // count, at % count
-        # Row 0 of each input leaves its attention as it is.
-        rows = alike[owner if len(alike) > 1 else torch.zeros_like(owner), inside[(which - 1).clamp_min(0)]]
-        found.append(probe.suppressed_scores(1 - factor * rows * (which > 0)[:, None], owner))
-    scores = torch.cat(found).view(batch, count, -1)
-    loss = (scores[:, :1] - scores[:, 1:]).transpose(1, 2)
+    for piece in probe.pieces(len(owners)):
+        owner, at = owners[piece], which[piece]
+        rows = table[(first[owner] + at - 1).clamp_min(0)]
+        found.append(probe.suppressed_scores(1 - factor * rows * (at > 0)[:, None], owner))
+    scores = torch.cat(found)
+    loss = (scores[which == 0][owners] - scores)[which > 0]
+    if units is None:
+        by_token = loss.view(batch, len(inside), -1).transpose(1, 2)
+    else:
+        pieces = zip(torch.split(loss, counts.tolist()), units, strict=True)
+        by_token = torch.stack([_shared_by_tokens(one, own) for one, own in pieces])[..., inside]
     if len(inside) == len(places):
-        return loss
+        return by_token
     cells = torch.tensor([cell for cell, token in enumerate(places) if token >= 0], device=device)
-    return loss.new_zeros(*loss.shape[:2], len(places)).index_copy(-1, cells, loss)
+    return by_token.new_zeros(*by_token.shape[:2], len(places)).index_copy(-1, cells, by_token)
+
+
+def _units(probe: Probe) -> list[Tensor] | None:
+    """Which tokens belong to each unit of each text, shape (units, n); None where single tokens are suppressed."""
+    found = [probe.model_inputs.unit_members(i) for i in range(probe.batch)]
+    units = [own for own in found if own is not None and own.shape[1] == probe.structure.tokens]
+    return units if len(units) == len(found) else None
+
+
+def _suppressed_with(alike: Tensor, units: Tensor) -> Tensor:
+    """How strongly each token is suppressed with each unit, shape (units, n): as with its most similar member."""
+    return torch.stack([alike[own].amax(0) for own in units])
+
+
+def _shared_by_tokens(loss: Tensor, units: Tensor) -> Tensor:
+    """The loss of each unit, shape (units, K), in equal shares at its tokens, shape (K, n); zero outside of units."""
+    shares, unit = loss / units.sum(1, keepdim=True), units.long().argmax(0)
+    return torch.where(units.any(0), shares[unit].mT, 0.0)
 
 
 def _alike(probe: Probe, threshold: float | None, device: torch.device) -> Tensor:
