@@ -22,10 +22,11 @@ from measuring import Run
 from PIL import Image
 from torch import Tensor
 
-from vitrail.bench import folder
+from vitrail.bench import folder_chunk
 from vitrail.bench.engines import BenchTask
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import FolderChunk, _image_reader, explain_folder
+from vitrail.bench.folder import explain_folder
+from vitrail.bench.folder_chunk import FolderChunk, _image_reader
 from vitrail.data.addresses import open_source
 from vitrail.data.scenes import render
 from vitrail.models import load
@@ -119,7 +120,7 @@ def steady_rate(
 def source_rates(
     run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
     images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
-    minutes: float = 8.0, decoders: int = folder.MAX_DECODERS,
+    minutes: float = 8.0, decoders: int = folder_chunk.MAX_DECODERS,
 ) -> dict[str, Any]:  # fmt: skip
     """`vitrail explain` of tar shards, images per second by workers, against the same images in memory.
 
@@ -131,7 +132,7 @@ def source_rates(
     the device, and everything between two calls. Seconds of the processor do not count time in which other programs
     run.
     """
-    folder.MAX_DECODERS = decoders
+    folder_chunk.MAX_DECODERS = decoders
     begun = time.perf_counter()
     batch, chunk = run.count(batch, 4), run.count(chunk, 8)
     count = run.count(images, 4 * chunk)
@@ -209,7 +210,7 @@ def source_rates(
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
         from_shards(1, "first")  # the same, and processes that decode have started
-        folder._decoder().wait()  # noqa: SLF001
+        folder_chunk._decoder().wait()  # noqa: SLF001
         waited.clear()
         processor.clear()
         for repeat in range(run.repeats or run.count(3, 1)):

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitrail
-from vitrail.bench import folder, folder_page
+from vitrail.bench import folder_chunk, folder_page
 from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
 from vitrail.bench.folder_page import write_folder_page
@@ -148,7 +148,7 @@ def test_maps_of_settings_whose_run_was_killed_are_not_taken_for_those_of_others
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_table", killed)
+        patch.setattr(folder_chunk, "write_table", killed)
         with pytest.raises(KeyboardInterrupt):
             explain_folder(photos, tmp_path / "out", methods=["rollout"], target="kite")
     assert maps.read_bytes() != first[1]
@@ -166,7 +166,7 @@ def test_parts_that_were_not_reached_have_the_reason(photos, tmp_path, monkeypat
         raise RuntimeError("no such kernel")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "explain_rows", fail)
+        patch.setattr(folder_chunk, "explain_rows", fail)
         table = pl.read_parquet(explain_folder(photos, tmp_path / "out", methods=["rollout"], chunk=1))
     errors = dict(zip(table["image"], table["error"], strict=True))
     assert errors["a.png"] == errors["b.jpg"] == "RuntimeError: no such kernel"
@@ -203,8 +203,8 @@ def test_images_decoded_ahead_in_processes_give_the_same_index(photos, tmp_path,
     decoder = ImageDecoder(1, start_after=0)
     decoder(FileSource(), [SourceItem("a.png", str(photos / "a.png"))], Preprocess((32, 32)))
     assert decoder._ready.wait(300)
-    monkeypatch.setattr(folder, "ImageDecoder", lambda _: decoder)
-    monkeypatch.setattr(folder.FolderChunk, "_reads_ahead", lambda *_: True)
+    monkeypatch.setattr(folder_chunk, "ImageDecoder", lambda _: decoder)
+    monkeypatch.setattr(folder_chunk.FolderChunk, "_reads_ahead", lambda *_: True)
     found = explain_folder(photos, tmp_path / "ahead", **options)
     decoder.close()
     assert decoder._decoded == 1 + 4

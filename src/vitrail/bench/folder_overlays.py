@@ -22,7 +22,8 @@ import numpy as np
 
 from vitrail.bench.engines import BenchTask, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import folder_settings, open_folder_context, open_listed, read_manifest, read_map
+from vitrail.bench.folder import folder_settings, open_listed, read_manifest, read_map
+from vitrail.bench.folder_chunk import open_folder_context
 from vitrail.bench.parts import read_footer, write_error, write_file
 from vitrail.capture.layout import Area
 from vitrail.data.source import Source, SourceItem

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.bench.context import BenchContext, BenchModel, open_context
-from vitrail.bench.folder import folder_settings, open_folder_context, open_listed
+from vitrail.bench.folder import folder_settings, open_listed
+from vitrail.bench.folder_chunk import open_folder_context
 from vitrail.bench.ground_truth import IGNORE, GroundTruth, prepare_ground_truth
 from vitrail.bench.map_store import MapStore
 from vitrail.bench.plan import Plan

@@ -27,7 +27,7 @@ from vitrail.errors import InputError, OutputError, error_line
 #: Number of workers that may die on one task before the run stops.
 MAX_WORKER_DEATHS = 3
 #: Modules a worker imports; where the system can fork, a server process imports them once for all workers.
-PRELOADED_MODULES = ("vitrail.bench.chunk", "vitrail.bench.folder", "torch._dynamo", "pyarrow.parquet",
+PRELOADED_MODULES = ("vitrail.bench.chunk", "vitrail.bench.folder_chunk", "torch._dynamo", "pyarrow.parquet",
                      "safetensors.torch", "PIL.Image")  # fmt: skip
 
 
