@@ -50,13 +50,18 @@ def test_tiles_are_put_together_and_share_with_the_overview(last):
     assert float(spread.sum()) == pytest.approx(1)
 
 
+def padded_tiles(height):
+    """An overview and four tiles of an image of some height and width 32, in the middle of a canvas of 32×32."""
+    inner = torch.nn.functional.interpolate(torch.randn(1, 3, height // 4, 8), size=(height, 32), mode="bilinear")[0]
+    top = (32 - height) // 2
+    canvas = torch.nn.functional.pad(inner, (0, 0, top, top))
+    overview = torch.nn.functional.interpolate(inner[None], size=(16, 16), mode="area")[0]
+    return torch.stack([overview, *tiles_of(canvas, 2, 2)])
+
+
 def test_an_overview_covers_the_part_without_padding():
     """An image of 16×32 in a canvas of 32×32: the overview is that of the middle rows."""
-    inner = torch.nn.functional.interpolate(torch.randn(1, 3, 4, 8), size=(16, 32), mode="bilinear")[0]
-    canvas = torch.zeros(3, 32, 32)
-    canvas[:, 8:24] = inner
-    overview = torch.nn.functional.interpolate(inner[None], size=(16, 16), mode="area")[0]
-    tiles = torch.stack([overview, *tiles_of(canvas, 2, 2)])
+    tiles = padded_tiles(16)
     owners = torch.cat([owners_of(2, 2, 8, 4 * k) for k in range(5)])
     placed = place_tokens(tiles[None], owners, {"image_sizes": torch.tensor([[16, 32]])})
     assert placed.boxes[1] == (8, 0, 24, 32)
@@ -67,11 +72,7 @@ def test_an_overview_covers_the_part_without_padding():
 
 def test_tiles_whose_padding_has_no_tokens_have_gaps():
     """An image of 24×32 in a canvas of 32×32, of which the model leaves out the last row of tokens."""
-    inner = torch.nn.functional.interpolate(torch.randn(1, 3, 6, 8), size=(24, 32), mode="bilinear")[0]
-    canvas = torch.zeros(3, 32, 32)
-    canvas[:, 4:28] = inner
-    overview = torch.nn.functional.interpolate(inner[None], size=(16, 16), mode="area")[0]
-    tiles = torch.stack([overview, *tiles_of(canvas, 2, 2)])
+    tiles = padded_tiles(24)
     upper, lower = [owners_of(2, 2, 8, k) for k in (4, 8)], [owners_of(1, 2, 8, k) for k in (12, 14)]
     lower = [torch.cat([one, torch.full((8, 16), -1)]) for one in lower]
     owners = torch.cat([owners_of(2, 2, 8), *upper, *lower])
