@@ -110,6 +110,7 @@ def test_explain_takes_class_names_and_indices(image, tmp_path):
     (["{image}", *MODEL, "--device", "tpu"], "device 'tpu' cannot be used"),
     (["{image}", *MODEL, "--out", "{text}"], "cannot write"),
     (["{image}", "--model", "hf:someone/some-model"], "cannot create hf:someone"),
+    (["--target", "kite"], "--target and --check are for files and texts"),
 ])  # fmt: skip
 def test_errors_are_one_line_with_exit_code_2(args, message, image, tmp_path):
     (tmp_path / "text.jpg").write_text("not an image")

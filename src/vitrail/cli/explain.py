@@ -162,6 +162,11 @@ def explain(
         raise InputError(
             "--recompute is for image files and texts: it does not go with a folder or the embedded scenes"
         )
+    if (target or check) and not (text or images):
+        raise InputError(
+            "--target and --check are for files and texts: pass an image. Without one, the embedded scenes are "
+            "explained for the class of each object"
+        )
     if text:
         reader = load_text_model(text, images, model, weights, device, scores)
         explain_texts(text, reader, methods if method else None, target, language, to, check, recompute)
