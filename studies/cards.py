@@ -21,7 +21,8 @@ same images, and ``regions`` what the mIoU on pets is computed from; ``pairs`` i
 that pairs-scenes.json does not have.
 
 Methods are measured from cheap to expensive, on all models in turn. Rows are written one by one, and a second run
-continues where the first one stopped.
+continues where the first one stopped. Times of a run beside other work mean nothing: ``--times`` measures those of the
+given methods again and nothing else. ``--explainers`` has the explainers that studies/vit_shapley.py trained.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +157,8 @@ class Model:
         self.size = size_of(self.structure)
         self.bare: dict[int, float] = {}
         self.controls: dict[str, dict[str, list[float]]] = {}
+        trained = args.explainers / f"vit_shapley-{name}.safetensors" if args.explainers else None
+        self.explainer = str(trained) if trained is not None and trained.is_file() else ""
         self.evaluate = Evaluator(
             self.loaded, list(PROTOCOLS), batch=args.batch,
             precision=torch.bfloat16 if self.device.type == "cuda" else None,
@@ -192,6 +196,8 @@ class Model:
         """Patch values, shape (count, patches), and the explanation."""
         given = (self.images if images is None else images)[:count]
         chosen = (self.own if target is None else target)[:count]
+        if spec == "vit_shapley" and self.explainer:
+            spec = f"{spec}:weights={self.explainer}"
         explanation = vitrail.explain(
             self.loaded if model is None else model, given, spec, target=chosen, batch_size=self.args.batch
         )
@@ -233,7 +239,7 @@ def completeness(model: Model, name: str, explanation: Any, count: int) -> dict[
             baseline = torch.full_like(images, float(METHODS[name].options["baseline"]))
             change = whole - model.loaded.module(baseline)
         elif name == "vit_shapley":
-            change = whole.softmax(1) - load_explainer(model.loaded.module, model.structure, "").empty
+            change = whole.softmax(1) - load_explainer(model.loaded.module, model.structure, model.explainer).empty
         elif name == "shapley":
             dropper = TokenDropper(model.loaded.module, images)
             empty = dropper(images, torch.zeros(count, 0, dtype=torch.long, device=images.device))
@@ -277,6 +283,14 @@ def image_count(model: Model, name: str) -> int:
     return int(min(len(model.images), max(model.args.least, model.args.work // each)))
 
 
+def measure_time(model: Model, name: str, count: int, repeats: int) -> tuple[Tensor, dict[str, float]]:
+    """The map again, and the least time of some calls over that of the bare model."""
+    repeated = [timed(lambda: model.maps(name, count), model.device) for _ in range(repeats)]
+    seconds, bare = min(spent for _, spent in repeated), model.forward_backward(count)
+    times = {"seconds": seconds, "forward_backward": bare, "over_forward_backward": round(seconds / bare, 3)}
+    return repeated[-1][0][0], times
+
+
 def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
     """All measurements of one method on one model."""
     defaults = METHODS[name].options
@@ -287,10 +301,8 @@ def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
         first = first[:count]
         explanation = replace(explanation, grid=explanation.grid[:count], maps=explanation.maps[:count])
     row: dict[str, Any] = {"images": count, "constant": int(explanation.constant[:count].sum())}
-    repeated = [timed(lambda: model.maps(name, count), model.device) for _ in range(2 if taken < 0.5 else 1)]
-    again, seconds = repeated[-1][0][0], min(spent for _, spent in repeated)
-    bare = model.forward_backward(count)
-    row |= {"seconds": seconds, "forward_backward": bare, "over_forward_backward": round(seconds / bare, 3)}
+    again, times = measure_time(model, name, count, 2 if taken < 0.5 else 1)
+    row |= times
     equal = float((again == first).all(1).double().mean())
     row["repeat"] = {**similarity(first, again), "equal": equal}
     row["other image"] = similarity(first, first.roll(1, 0)) if count > 1 else None
@@ -363,6 +375,8 @@ def main() -> None:
     """Measure what is missing in the file, and write it after every row."""
     parser = options(__doc__, assets=None, images=40, batch=512, minutes=5.0, models=[*PHOTOGRAPHS, SCENES],
                      methods=list(METHODS), out=...)  # fmt: skip
+    parser.add_argument("--times", action="store_true", help="measure times only, of rows that the file has")
+    parser.add_argument("--explainers", type=Path, help="folder with the explainers of ViT Shapley")
     parser.add_argument("--option-images", type=int, default=16, help="most images for the values of options")
     parser.add_argument("--scored-images", type=int, default=24, help="images of an expensive method that is scored")
     parser.add_argument("--least", type=int, default=4, help="fewest images of an expensive method")
@@ -381,7 +395,11 @@ def main() -> None:
     models = [Model(name, args) for name in args.models if name == SCENES or args.assets]
     for model, name in ordered(args.methods, models):
         own = rows.setdefault(model.name, {})
-        if name in own:
+        if args.times and own.get(name, {}).get("images") and not clock.is_over(f"the time of {name} on {model.name}"):
+            own[name] |= measure_time(model, name, own[name]["images"], 3)[1]
+            print(f"{model.name} {name}: {own[name]['over_forward_backward']}, {clock} in total", flush=True)
+            save_json(args.out, results)
+        if args.times or own.get(name, {}).get("images"):
             continue
         if clock.is_over(f"{name} on {model.name}"):
             break
@@ -399,7 +417,7 @@ def main() -> None:
         print(f"{model.name} {name}: {own[name]['images']} images, {clock} in total, {shown}", flush=True)
     measured = read_json(RESULTS / "pairs-scenes.json", None)["results"]
     done = {name for result in measured if result["model"] == SCENES for name in result["methods"]}
-    for name in args.methods if SCENES in args.models else ():
+    for name in args.methods if SCENES in args.models and not args.times else ():
         if name not in done and name not in found_pairs and not clock.is_over(f"pairs of {name}"):
             found_pairs[name] = measure_pairs(name, args)
             save_json(args.out, results)

@@ -40,10 +40,10 @@ def by_images(chunk: Chunk) -> tuple[int, int, int, int]:
     return chunk.number, chunk.dataset, chunk.model, chunk.group
 
 
-def with_methods(plan: str, methods: Sequence[str], out: Path) -> Path:
+def with_methods(plan: str, methods: Sequence[str], out: Path, controls: bool = True) -> Path:
     """Write a copy of a plan with other methods, so that a few can be run again on the same images."""
     text = find_plan(plan).read_text(encoding="utf-8")
-    line = f"methods = {json.dumps(list(methods))}"
+    line = f"methods = {json.dumps(list(methods))}" + ("" if controls else "\ncontrols = false")
     text = re.sub(r"^methods = \[.*?\]$", lambda _: line, text, flags=re.MULTILINE | re.DOTALL)
     out.mkdir(parents=True, exist_ok=True)
     (out / "plan.toml").write_text(text, encoding="utf-8")
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--weights", action="append", default=[], metavar="MODEL=FILE")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", nargs="+", default=None, help="run these methods instead of the plan's")
+    parser.add_argument("--no-controls", action="store_true", help="with --methods: without the plan's controls")
     parser.add_argument("--by-method", action="store_true", help="finish a method on all images before the next")
     parser.add_argument("--first", type=int, default=0, help="number of the first chunk of images (%(default)s)")
     parser.add_argument("--limit", type=int, default=None, help="maximum number of images of each data set")
@@ -88,7 +89,7 @@ def main() -> None:
     started = time.perf_counter()
     pairs = [dict(word.split("=", 1) for word in given) for given in (args.data, args.weights)]
     overrides = PlanOverrides(*pairs, limit=args.limit)
-    plan = with_methods(args.plan, args.methods, args.out) if args.methods else args.plan
+    plan = with_methods(args.plan, args.methods, args.out, not args.no_controls) if args.methods else args.plan
     store = open_run(plan, args.out / "runs", device=args.device, overrides=overrides)
     engine = LocalEngine(1, args.device, store.context.plan.threads)
     specs = store.context.plan.specs()

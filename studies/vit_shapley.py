@@ -1,7 +1,9 @@
-"""Train the explainers of ViT Shapley for the embedded models, and compare them with sampled Shapley values.
+"""Train the explainers of ViT Shapley for some models, and compare them with sampled Shapley values.
 
-    PYTHONPATH=src:. python studies/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
+    PYTHONPATH=src:. python studies/vit_shapley.py --assets DIR --device cuda --out out/vit_shapley
 
+The models are two embedded ones, and those of photographs that the cards of the methods use (`--models vit-t deit-t
+dinov2-s`; ``--assets`` has ``weights`` and ``imagenet``), trained on images that the cards leave out.
 For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
 is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the
 JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the script.
@@ -24,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import trust
+from cards import PHOTOGRAPHS, PLANNED
 from study import manifest, options, save_json, timed
 from torch import Tensor
 
@@ -34,13 +38,13 @@ from vitrail.models import LoadedModel, Preprocess
 
 MODELS = ["scenes", "cifar10"]
 #: Seconds of training of the surrogate and of the explainer.
-BUDGETS = {"scenes": (35.0, 90.0), "cifar10": (20.0, 50.0)}
+BUDGETS = {"scenes": (35.0, 90.0), "cifar10": (20.0, 50.0)} | dict.fromkeys(PHOTOGRAPHS, (40.0, 120.0))
 SETTINGS = {
     "scenes": TrainingSettings(batch=256, groups=8, pairs=8, surrogate_lr=3e-4, explainer_lr=5e-4),
     "cifar10": TrainingSettings(batch=512, groups=8, pairs=8, surrogate_lr=3e-4, explainer_lr=5e-4),
-}
+} | dict.fromkeys(PHOTOGRAPHS, TrainingSettings(batch=128, groups=4, pairs=8))
 #: Training images, images and permutations of the evaluation.
-SIZES = {"scenes": (24_000, 24, 128), "cifar10": (30_000, 48, 256)}
+SIZES = {"scenes": (24_000, 24, 128), "cifar10": (30_000, 48, 256)} | dict.fromkeys(PHOTOGRAPHS, (850, 12, 32))
 #: Methods whose maps are compared with the same reference: of one pass, and estimates of Shapley values.
 OTHERS = (
     "transformer_mm", "leadlight", "vtranm", "gradtoken", "attnlrp", "cdam", "shapley", "shapley:kernelshap",
@@ -75,6 +79,19 @@ def cifar_pixels(count: int, held_out: int, assets: Path) -> tuple[Tensor, Tenso
         indices = [i * len(data) // wanted for i in range(wanted)]
         found.append(torch.stack([torch.from_numpy(np.array(data[i].image)) for i in indices]))
     return found[0], found[1]
+
+
+def photographs(count: int, held_out: int, assets: Path, preprocess: Preprocess) -> tuple[Tensor, Tensor]:
+    """Training images, the last ones of ImageNet, and held-out ones among the first that cards explain, as inputs."""
+    from vitrail.data import ImageNet
+
+    data, squashed = ImageNet(assets / "imagenet"), replace(preprocess, squash=True)
+    explained = [i * len(data) // PLANNED for i in range(held_out)]
+    training, test = (
+        torch.stack([squashed(data[i].image) for i in own])
+        for own in (range(max(len(data) - count, explained[-1] + 1), len(data)), explained)
+    )
+    return training, test
 
 
 def normaliser(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -273,25 +290,31 @@ def main() -> None:
         log(f"{len(pixels['cifar10'][0])} CIFAR-10 images read")
     device = torch.device(args.device)
     for name, (training, test) in pixels.items():
-        run_model(name, training, test, sizes[name][2], device, args)
+        loaded = vitrail.load(name)
+        loaded.module.to(device)
+        assert isinstance(loaded.preprocess, Preprocess)
+        to_input = normaliser(loaded.preprocess, device)
+        what = "scenes of the train split, every fourth a pair of objects" if name == "scenes" else "images of cifar10"
+        run_model(name, loaded, training, test, to_input, what, args)
+    for name in [name for name in args.models if name in PHOTOGRAPHS]:
+        loaded = trust.load(PHOTOGRAPHS[name], args.assets, args.device)
+        training, test = photographs(*sizes[name][:2], args.assets, loaded.preprocess)
+        run_model(name, loaded, training, test, lambda images: images.to(device), "images of ImageNet", args)
     log("done")
 
 
 def run_model(
     name: str,
-    train_pixels: Tensor,
-    test_pixels: Tensor,
-    permutations: int,
-    device: torch.device,
+    loaded: LoadedModel,
+    training: Tensor,
+    test: Tensor,
+    to_input: Callable[[Tensor], Tensor],
+    what: str,
     args: argparse.Namespace,
 ) -> None:
-    """Train and evaluate the explainer of one embedded model."""
-    loaded = vitrail.load(name)
-    loaded.module.to(device)
-    assert isinstance(loaded.preprocess, Preprocess)
-    to_input = normaliser(loaded.preprocess, device)
-    stored = train_pixels.to(device)
-    what = "scenes of the train split, every fourth a pair of objects" if name == "scenes" else "images of cifar10"
+    """Train and evaluate the explainer of one model on its device."""
+    device = torch.device(args.device)
+    stored = training.to(device)
     images = TrainingImages(
         len(stored), lambda rows: to_input(stored[torch.tensor(rows, device=device)]), f"{len(stored):,} {what}"
     )
@@ -299,7 +322,8 @@ def run_model(
     about = manifest(args.device, model=name)
     path = args.out / f"vit_shapley-{name}.json"
     save_json(path, {"manifest": about, "training": facts})
-    results = evaluate(name, loaded, run, to_input(test_pixels), permutations, args.out, args.rows)
+    permutations = 2 if args.rehearse else SIZES[name][2]
+    results = evaluate(name, loaded, run, to_input(test), permutations, args.out, args.rows)
     save_json(path, {"manifest": about, "training": facts, "evaluation": results})
 
 
