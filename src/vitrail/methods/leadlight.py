@@ -14,8 +14,12 @@ from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import METHODS, Applies, choose, register
 
-#: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
-SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
+#: Methods, with their options, whose relevance can be spread.
+METHOD_SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}}
+#: Where the relevance to be spread comes from: methods, none for the last block alone.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "both": tuple(METHOD_SOURCES), **{name: (name,) for name in METHOD_SOURCES}, "last": ()
+}  # fmt: skip
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 #: The form without what counts against the class, which shows the object more than the class.
 OBJECT = {"contrast": 0.0, "shift": False}
@@ -30,8 +34,8 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     choose("source", source, SOURCES)
     choose("spread", spread, ("keys", "attention"))
     needs: Needs = {"attention": LAST, "attention_gradient": LAST}
-    if source != "last":
-        needs = METHODS[source].needed({**METHODS[source].options, **SOURCES[source]})
+    for name in SOURCES[source]:
+        needs = {**needs, **METHODS[name].needed({**METHODS[name].options, **METHOD_SOURCES[name]})}
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
@@ -109,7 +113,8 @@ def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
-    return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
+    found = [METHODS[name].apply(trace, {**METHODS[name].options, **METHOD_SOURCES[name]}) for name in SOURCES[source]]
+    return found[0] if len(found) == 1 else torch.stack([_shares(r) for r in found]).prod(0).sqrt()
 
 
 def _distinction(trace: Trace, relevance: Tensor, source: str) -> Tensor:
