@@ -8,7 +8,7 @@ from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
-from vitrail.errors import OptionError
+from vitrail.errors import MapWarning, OptionError
 from vitrail.testing import tiny_vit
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -56,6 +56,18 @@ def test_shifted_averages_have_a_minimum_of_zero() -> None:
     e = vitrail.explain(tiny_vit(), IMAGES, "leadlight:mix=1", target=1)
     assert e.grid.amin((2, 3)).tolist() == [[0.0], [0.0]]
     assert (vitrail.explain(tiny_vit(), IMAGES, "leadlight:object,mix=1", target=1).grid > 0).all()
+
+
+def test_relevance_is_a_share_of_what_speaks_for_the_class() -> None:
+    """It sums to one for every class and form; the relevance of a patch for two classes can be compared."""
+    for form in ("leadlight", "leadlight:object", "leadlight:fast", "leadlight:attention", "leadlight:mix=0"):
+        found = vitrail.explain(tiny_vit(), IMAGES, form, target=[[3, 1], [0, 2]]).grid
+        torch.testing.assert_close(found.sum((2, 3)), torch.ones(2, 2))
+    nothing = tiny_vit()
+    with torch.no_grad():
+        nothing.head.weight.zero_()
+    with pytest.warns(MapWarning, match="constant"):
+        assert not vitrail.explain(nothing, IMAGES, "leadlight", target=1).grid.any()
 
 
 def test_refusals() -> None:

@@ -77,7 +77,7 @@ def replica(
     contrast: float = 1.0,
     shift: bool = True,
 ) -> Tensor:
-    """Mix a map and its spread version, each over its maximum.
+    """Mix a map and its spread version, each over its maximum, and scale the sum to one.
 
     Args:
         pass_: The recorded forward pass.
@@ -110,5 +110,6 @@ def replica(
         for _ in range(rounds):
             spread = W @ spread
         spread = spread - spread.min() if shift else spread
-        maps.append((1 - mix) * R + mix * over_max(spread))
+        mixed = (1 - mix) * R + mix * over_max(spread)
+        maps.append(mixed / mixed.sum() if mixed.sum() > 0 else mixed)
     return torch.stack(maps)

@@ -159,7 +159,7 @@ def leadlight(
     rounds: int = 2,
     mix: float = 0.75,
 ) -> Tensor:
-    """Relevance mixed with its average over tokens of similar keys, each over its maximum, shape b, n.
+    """Relevance mixed with its average over tokens of similar keys, each over its maximum, scaled to one, shape b, n.
 
     Args:
         relevance: Of the tokens of one stream, shape b, n.
@@ -185,5 +185,6 @@ def leadlight(
         for _ in range(rounds):
             spread = W @ spread
         spread = spread - spread.min()
-        maps.append((1 - mix) * R + mix * spread / spread.max())
+        mixed = (1 - mix) * R + mix * spread / spread.max()
+        maps.append(mixed / mixed.sum())
     return torch.stack(maps)

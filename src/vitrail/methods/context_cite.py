@@ -86,12 +86,14 @@ def context_cite(
         home = own if own.type == "cuda" else torch.device("cpu")  # some devices have no double precision
         design, flat = present.to(home, torch.float64), scores.flatten(0, 1).to(home)
         fitted = lasso(design, flat, strength)
-        error = _standard_error(design, flat, strength, generator)
         each = (members.double() / members.sum(1, keepdim=True)).to(home)
         values.append((fitted.weights @ each).view(*scores.shape[:2], -1))
-        errors.append((error @ each).view(*scores.shape[:2], -1))
+        if probe.notes is not None:  # they cost as much as 64 fits
+            error = _standard_error(design, flat, strength, generator)
+            errors.append((error @ each).view(*scores.shape[:2], -1))
     device, dtype = probe.model_inputs.tensors[0].device, method_dtype(probe.model)
-    probe.note("standard_error", torch.cat(errors).to(device, dtype))
+    if errors:
+        probe.note("standard_error", torch.cat(errors).to(device, dtype))
     relevance = torch.cat(values).to(device, dtype)
     if probe.model_inputs.image is not None and probe.structure.layout.grid is None:
         return relevance.view(*relevance.shape[:2], *patch_grid(probe))

@@ -14,12 +14,8 @@ from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import METHODS, Applies, choose, register
 
-#: Methods, with their options, whose relevance can be spread.
-METHOD_SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}}
-#: Where the relevance to be spread comes from: methods, none for the last block alone.
-SOURCES: dict[str, tuple[str, ...]] = {
-    "both": tuple(METHOD_SOURCES), **{name: (name,) for name in METHOD_SOURCES}, "last": ()
-}  # fmt: skip
+#: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
+SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 #: The form without what counts against the class, which shows the object more than the class.
 OBJECT = {"contrast": 0.0, "shift": False}
@@ -34,8 +30,8 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     choose("source", source, SOURCES)
     choose("spread", spread, ("keys", "attention"))
     needs: Needs = {"attention": LAST, "attention_gradient": LAST}
-    for name in SOURCES[source]:
-        needs = {**needs, **METHODS[name].needed({**METHODS[name].options, **METHOD_SOURCES[name]})}
+    if source != "last":
+        needs = METHODS[source].needed({**METHODS[source].options, **SOURCES[source]})
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
@@ -64,9 +60,12 @@ def leadlight(
     """Relevance of the patches, mixed with its average over patches with similar keys.
 
     R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one; R and R' are scaled to a maximum of one and mixed. R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻)) with r⁺ the relevance for
-    the class, r⁻ the relevance against it (the same from the negative gradient), both scaled to sum to one in the
-    ratio, and p the probability of the class, one half for targets that are no class.
+    one; R and R' are scaled to a maximum of one and mixed. The result is scaled to a sum of one: the relevance of a
+    patch is a share of what speaks for the class, which can be compared with its share for another class.
+
+    R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻)) with r⁺ the relevance for the class, r⁻ the relevance against it (the same from
+    the negative gradient), both scaled to sum to one in the ratio, and p the probability of the class, one half for
+    targets that are no class.
 
     On models of several streams of tokens r is that of Transformer-MM, since the lengths of VTranM are defined in one
     stream, and the keys are those of the attention inside the stream that is explained.
@@ -84,7 +83,8 @@ def leadlight(
         mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
 
     Returns:
-        Relevance of patches, shape (b, S), not negative.
+        Relevance of patches, shape (b, S), not negative, with a sum of one; zeros where nothing speaks for the
+        class.
     """
     if not 0 <= mix <= 1 or not power > 0 or rounds < 1 or contrast < 0:
         raise OptionError(
@@ -106,15 +106,14 @@ def leadlight(
         averaged = _shifted(trace, averaged)
     trace.note("source", R)
     trace.note("spread", averaged)
-    return (1 - mix) * R + mix * _scaled(averaged)
+    return _shares((1 - mix) * R + mix * _scaled(averaged))
 
 
 def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
-    found = [METHODS[name].apply(trace, {**METHODS[name].options, **METHOD_SOURCES[name]}) for name in SOURCES[source]]
-    return found[0] if len(found) == 1 else torch.stack([_shares(r) for r in found]).prod(0).sqrt()
+    return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
 
 
 def _distinction(trace: Trace, relevance: Tensor, source: str) -> Tensor:
