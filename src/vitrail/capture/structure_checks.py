@@ -132,28 +132,16 @@ def _mixed_by_value(one: StructurePass, base: ModelStructure, live: Sequence[int
     """Whether tokens change with other ones while the result of every attention is held.
 
     Half of the input's tokens are changed in a second pass. Unlike gradients, this also shows what a model computes
-    without one, such as a hook that adds a detached mean. What seems mixed is compared with a pass on the same inputs:
-    kernels of reduced precision, such as TF32, round two passes differently.
+    without one, such as a hook that adds a detached mean.
 
     Returns:
         The first block that changed tokens enter though their input did not change, len(live) for the head, and the
         size of the change; None where there is no such block or it cannot be measured.
     """
-    changed = _half_changed(one, base)
-    if changed is None or one.mode.stream is None or one.mode.stream.last is None:
+    changed, stream = _half_changed(one, base), one.mode.stream
+    if changed is None or stream is None or stream.last is None:
         return None
-    after = _held_pass(one, changed[0])
-    found = None if after is None else _first_mixed(one.mode, after, base, live, changed[1], one.scores.dtype)
-    if found is None or after is None:
-        return None
-    leaf = None if one.model_inputs.words is not None else one.leaf
-    again = one.model_inputs if leaf is None else one.model_inputs.swap(leaf, leaf.detach().clone().requires_grad_())
-    before = _held_pass(one, again)
-    return found if before is None else _first_mixed(before, after, base, live, changed[1], one.scores.dtype)
-
-
-def _held_pass(one: StructurePass, model_inputs: ModelInputs) -> AttentionMode | None:
-    """A pass in which every attention gives the result of the first one; None where its path is another one."""
+    model_inputs, half = changed
     held = {i: call.Z.detach() for i, call in enumerate(one.mode.calls) if call.Z is not None}
     text = model_inputs.words is not None
     mode = AttentionMode({"X": ALL_CALLS}, 1, keep_output=True, from_embedding=text, masks=False, held=held)
@@ -162,18 +150,10 @@ def _held_pass(one: StructurePass, model_inputs: ModelInputs) -> AttentionMode |
             run_model(one.model, model_inputs)
     except (RuntimeError, ValueError, IndexError):  # its path depends on the input
         return None
-    return mode if mode.stream is not None and len(mode.calls) == len(one.mode.calls) else None
-
-
-def _first_mixed(
-    one: AttentionMode, two: AttentionMode, base: ModelStructure, live: Sequence[int], half: Tensor, dtype: torch.dtype
-) -> tuple[int, float] | None:
-    """The first block whose tokens outside of the changed half differ between two passes, and by how much."""
-    stream, changed = one.stream, two.stream
-    assert stream is not None
-    assert changed is not None
-    pairs = [(stream.entering.get(i), changed.entering.get(i)) for i in live] + [(stream.last, changed.last)]
-    limit = TOLERANCE.get(dtype, 1e-3) / 10
+    if mode.stream is None or len(mode.calls) != len(one.mode.calls):
+        return None
+    pairs = [(stream.entering.get(i), mode.stream.entering.get(i)) for i in live] + [(stream.last, mode.stream.last)]
+    limit = TOLERANCE.get(one.scores.dtype, 1e-3) / 10
     for block, (before, after) in enumerate(pairs):
         if before is None or after is None:
             continue
