@@ -39,8 +39,6 @@ COMPARED = {
 }
 #: Methods of which another form than the default was measured: fewer forward passes, or a former default.
 STAND_INS = {"rise": "rise:masks=1000"}
-#: Methods whose time was measured for a form of the same passes only.
-TIMED = {"leadlight": "leadlight:object"}
 #: Variants that are rough on purpose: they do not count as sensitivity to options.
 ROUGH_VARIANTS = ("quick",)
 Lines = dict[str, dict[str, dict[str, Any]]]
@@ -178,10 +176,6 @@ def collect(root: Path = ROOT) -> dict[str, Any]:
         for form, name in forms.items():
             for key, found in model_lines(rows[form]).items():
                 methods[name].setdefault(key, {})[model] = labelled(found, form, name)
-        for name, form in TIMED.items():
-            cost = model_lines(rows.get(form, {})).get("cost")
-            if cost is not None:
-                methods[name].setdefault("cost", {}).setdefault(model, labelled(cost, form, name))
         for key in COMPARED:
             left = [form for form, name in forms.items() if model not in table.get(name, {}).get(key, {})]
             for form, found in compared_lines(rows, key, left).items():

@@ -41,7 +41,8 @@ def birds_table() -> str:
     best = ", ".join(f"`{name}` {cell(methods[name]['mean'])}" for name in order[:4])
     own, other = methods["leadlight"], methods["transformer_mm"]
     centre = methods["centre"]["correctness"]
-    above = [f"`{name}`" for name in order if methods[name]["correctness"] and methods[name]["correctness"] > centre]
+    compared = [name for name in order if methods[name].get("images", model["images"]) == model["images"]]
+    above = [f"`{name}`" for name in compared if (methods[name]["correctness"] or 0.0) > centre]
     ranking = (
         f"**The highest means: {best}; the default `leadlight` has {cell(own['mean'])}.** Completeness of `leadlight`: "
         f"{cell(own['completeness'])} (the best has {cell(max(row['completeness'] for row in methods.values()))}); its "
@@ -50,7 +51,7 @@ def birds_table() -> str:
     caveat = (
         "**Correctness hardly separates methods from controls here.** The five parts differ in size, and a map that "
         f"ignores the model gives more relevance to large parts: `centre` has {cell(centre)} and `random` "
-        f"{cell(methods['random']['correctness'])}. Only {', '.join(above)} are above `centre`. Class-agnostic methods "
+        f"{cell(methods['random']['correctness'])}. Of the methods on all images only {', '.join(above)} are above `centre`. Class-agnostic methods "
         "have a contrastivity of 0, which decides their mean."
     )
     about = (

@@ -43,6 +43,17 @@ def test_imputation_solves_the_system(share: float) -> None:
             np.testing.assert_allclose(solved, direct_solution(channel, mask.numpy()), atol=1e-7)
 
 
+def test_images_that_are_solved_stay_solved_while_others_are_not() -> None:
+    """A tolerance of zero iterates as long as the hardest image of a large batch would."""
+    images = torch.randn(3, 1, 24, 24, generator=torch.Generator().manual_seed(0))
+    removed = torch.zeros(3, 24, 24, dtype=torch.bool)
+    removed[0, 5, 5] = True
+    removed[1] = torch.rand(24, 24, generator=torch.Generator().manual_seed(1)) < 0.8
+    removed[2, :, :20] = True
+    exact = impute(images.double(), removed, noise=0, tolerance=1e-12).float()
+    torch.testing.assert_close(impute(images, removed, noise=0, tolerance=0.0), exact, rtol=0, atol=1e-5)
+
+
 def test_imputation_agrees_with_other_implementations() -> None:
     images, maps, _, _ = linear_problem()
     order = maps.flatten(1).argsort(1, descending=True).argsort(1).view_as(maps)
