@@ -51,8 +51,8 @@ def birds_table() -> str:
     caveat = (
         "**Correctness hardly separates methods from controls here.** The five parts differ in size, and a map that "
         f"ignores the model gives more relevance to large parts: `centre` has {cell(centre)} and `random` "
-        f"{cell(methods['random']['correctness'])}. Of the methods on all images only {', '.join(above)} are above `centre`. Class-agnostic methods "
-        "have a contrastivity of 0, which decides their mean."
+        f"{cell(methods['random']['correctness'])}. Of the methods on all images only {', '.join(above)} are above "
+        "`centre`. Class-agnostic methods have a contrastivity of 0, which decides their mean."
     )
     about = (
         f"A ViT-S/14 (DINOv2 weights, fine-tuned for {training['training_seconds']:.0f} s on an H200 on "
