@@ -41,6 +41,12 @@ def test_a_good_method_is_recommended_and_used():
     recommendation._remembered.clear()
     assert vitrail.explain(loaded, images[:1], "auto").method == found.recommended
     assert found.recommended in found._repr_html_()
+    first, second, *_ = found.table()
+    gap = found.rows[1].ranked.to_best.difference
+    assert first[2] == ""
+    assert second[2].startswith(f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]")
+    assert second[2].endswith("=") == found.rows[1].ranked.tied_with_best
+    assert {row[2] for row in found.table()[-3:]} == {"control"}
     assert json.loads(json.dumps(found.to_dict()))["recommended"] == found.recommended
 
 

@@ -84,12 +84,13 @@ def compare(
         opened = [open_image(file) for file in files[:MOST_IMAGES]]
         loaded = load_model(model, weights, device, scores)
     comparison = compare_methods(loaded, opened, method, **given)
-    headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
+    # Without masks there is no localisation.
+    headings = ("method", "faithfulness ↑", "difference to the first", "class\nsimil-\narity ↓", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in table.columns:
+    for column in table.columns[1:]:
         column.no_wrap = True
     for row in comparison.table():
-        table.add_row(*map(escape, row), style="bold" if row[0] == comparison.recommended else "")
+        table.add_row(*map(escape, (*row[:4], row[5])), style="bold" if row[0] == comparison.recommended else "")
     out.print(table)
     out.print(escape(comparison.reason), soft_wrap=True)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)

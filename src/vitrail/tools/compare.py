@@ -62,6 +62,16 @@ class ComparedRow:
     forwards: float
 
 
+def _to_first(ranked: RankedMethod) -> str:
+    """Difference to the first method with its interval, not corrected; = where a corrected test finds none."""
+    if ranked.control:
+        return "control"
+    if ranked.to_best is None:
+        return ""
+    gap, low, high = (f"{100 * number:+.1f}" for number in ranked.to_best.difference)
+    return f"{gap} [{low}, {high}]{' =' if ranked.tied_with_best else ''}"
+
+
 @dataclass(frozen=True)
 class MethodComparison:
     """Methods ranked on a user's own model and images.
@@ -85,20 +95,19 @@ class MethodComparison:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def table(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Rows of text: method, faithfulness, tied with the best, class similarity, localisation, cost."""
+        """Rows of text: method, faithfulness, difference to the first, class similarity, localisation, cost."""
         lines = []
         for row in self.rows:
             low, high = 100 * row.ranked.value.low, 100 * row.ranked.value.high
-            tied = "control" if row.ranked.control else "yes" if row.ranked.tied_with_best else "no"
             lines.append((
-                row.method, f"{100 * row.ranked.value.value:.1f} [{low:.1f}, {high:.1f}]", tied,
+                row.method, f"{100 * row.ranked.value.value:.1f} [{low:.1f}, {high:.1f}]", _to_first(row.ranked),
                 "" if row.class_similarity is None else f"{row.class_similarity:.2f}",
                 "" if row.localisation is None else f"{row.localisation:.2f}", f"{row.forwards:.0f}",
             ))  # fmt: skip
         return lines
 
     def __str__(self) -> str:
-        header = ("method", "faithfulness ↑", "tied", "class similarity ↓", "localisation ↑", "forwards ↓")
+        header = ("method", "faithfulness ↑", "to the first", "class similarity ↓", "localisation ↑", "forwards ↓")
         lines = [header, *self.table()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
         text = "\n".join(
