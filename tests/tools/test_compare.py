@@ -46,7 +46,8 @@ def test_a_good_method_is_recommended_and_used():
     assert first[2] == ""
     assert second[2].startswith(f"{100 * gap.value:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]")
     assert second[2].endswith("=") == found.rows[1].ranked.tied_with_best
-    assert {row[2] for row in found.table()[-3:]} == {"control"}
+    shown = zip(found.rows, found.table(), strict=True)
+    assert {text[2] for row, text in shown if row.ranked.control} == {"control"}
     assert json.loads(json.dumps(found.to_dict()))["recommended"] == found.recommended
 
 
