@@ -28,6 +28,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/methods/shapley.md#measured-behaviour": (f"{STUDIES}/shapley.json",),
     "docs/methods/vit_cx.md": (f"{STUDIES}/vitcx-combinations-h200.json",),
     "docs/methods/vit_shapley.md": (f"{STUDIES}/vit_shapley-*.json",),
+    "docs/methods/vit_shapley.md#photographs": (
+        f"{STUDIES}/vit_shapley-vit-t.json", f"{STUDIES}/vit_shapley-dinov2-s.json",
+    ),
     "docs/papers/gradtoken.md": (
         PUBLISHED, f"{STUDIES}/gradtoken-readings-h200.json", f"{STUDIES}/ablations-pets.json",
     ),
@@ -109,7 +112,7 @@ GIVEN = {
     "docs/cards/scenes-vlm.md": "0.02 0.5 8000", "docs/coming-from.md": "0.7 0.9 1.1 2.1 2.23",
     "docs/compare.md": "2.3", "docs/index.md": "69", "docs/integrations.md": "0.9",
     "docs/methods/grad_eclip.md": "22.5", "docs/methods/shapley.md": "400", "docs/methods/smoothgrad.md": "0.3859",
-    "docs/methods/vit_cx.md": "63", "docs/methods/vit_shapley.md": "4096", "docs/models.md": "0.5 1.1 1.4",
+    "docs/methods/vit_cx.md": "63", "docs/methods/vit_shapley.md": "512 850 4096", "docs/models.md": "0.5 1.1 1.4",
     "docs/papers/gradtoken.md": "16 16.82 16.92 20", "docs/papers/vit_cx.md": "20.95 2048 50000",
     "docs/quickstart.md": "0.15 0.9 1.1", "docs/results.md": "237 702", "docs/scores/agreement.md": "0.1",
     "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
@@ -122,7 +125,7 @@ GIVEN = {
         "0.53 0.72 0.75 0.77 0.88 0.98 1.05 1.17 1.26 2.0 2.11 2.4 4.12 4.61 8.0 9.0 12 20 20.1 23 25 29.1 31 "
         "43.3 50 64 80 85 90 94 95 96 98 102 512 2048 4096 8714 9850 11624 16384 50000"
     ),
-    "studies/README.md": "0.001 3.5 21 34 42.7 92.7 95 101 109 1024 4096",
+    "studies/README.md": "0.001 3.5 21 34 42.7 92.7 95 101 109 850 1024 4096",
 }  # fmt: skip
 #: Measured, and kept in no file: by a test, while a model was trained, or once by hand. Not to be added to.
 WITHOUT_FILE = {

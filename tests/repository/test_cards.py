@@ -64,16 +64,15 @@ def test_list_of_methods_has_all_cards():
     assert sorted(re.findall(r"^\| \[`(\w+)`\]", table, re.MULTILINE)) == sorted(METHODS)
 
 
-#: An explainer belongs to the exact weights, so that random weights are refused; none was trained for DeiT-Tiny.
+#: Explainers that were trained for photograph models on few images are no use (see its page): its card is of scenes.
 TRAINED = "vit_shapley"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != TRAINED])
 def test_every_method_was_measured_on_three_models(name):
     found = measurements()[name]
-    trained = name == TRAINED
-    for key in ("determinism", "noise", "label", "srg", "cost", *(() if trained else ("all",))):
-        assert set(PHOTOGRAPH_MODELS) - ({"deit-t"} if trained else set()) <= found[key].keys(), key
+    for key in ("determinism", "noise", "label", "all", "srg", "cost"):
+        assert set(PHOTOGRAPH_MODELS) <= found[key].keys(), key
     assert "scenes" in found["pairs"]
 
 

@@ -66,6 +66,47 @@ def test_published_numbers_stand_beside_measured_ones():
     assert papers.table(find_table("vitcx_fig1"), values) == "", "single images cannot be measured"
 
 
+def test_other_plans_of_the_same_scores_do_not_stand_beside_a_table():
+    """δ and σ were measured on fewer images and two models, with the same protocol and method as Table 1."""
+    papers = hook("papers")
+    rows = json.loads((ROOT / "studies" / "results" / "paper-tables.json").read_text(encoding="utf-8"))["rows"]
+    key = papers.OurScore("imagenet", "vitcx", "predicted", "deletion(mean)")
+    wanted = (*key, "vit_cx")
+    names = ("dataset", "protocol", "target", "score", "method")
+    others = [row for row in rows["vitcx_delta_sigma"] if tuple(row[name] for name in names) == wanted]
+    (own,) = (row for row in rows["vitcx"] if tuple(row[name] for name in names) == wanted)
+    assert own["value"] not in {row["value"] for row in others}
+    assert papers.load(ROOT)[key, "vit_cx"].value == own["value"]
+
+
+def test_appendices_of_vitcx_are_those_of_the_measurements(monkeypatch):
+    pytest.importorskip("polars")
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    import appendices
+
+    assert page("vitcx") == appendices.updated(page("vitcx")), "run python results/appendices.py"
+
+
+def test_a_planted_difference_has_a_dagger(monkeypatch):
+    """A shift of every image by the same amount is significant, none is not."""
+    pl = pytest.importorskip("polars")
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    import appendices
+
+    score = appendices.IMAGENET[0]
+    shifts = {"vit_cx": 0.0, "shifted": 0.1, "same": 0.0}
+    planted = pl.DataFrame(
+        [
+            {"model": "m", "dataset": score.dataset, "image": f"{i:03d}", "method": method, "target": score.target,
+             "protocol": score.protocol, "score": score.score, "value": i / 50 + shift, "explained": 0, "error": None}
+            for method, shift in shifts.items()
+            for i in range(40)
+        ]
+    )  # fmt: skip
+    monkeypatch.setattr(appendices, "image_values", lambda name: planted)
+    assert appendices.different("planted", score, tuple(shifts)) == {"shifted"}
+
+
 def test_tables_of_the_pages_have_numbers():
     papers = hook("papers")
     for paper in PAGES:
