@@ -34,8 +34,8 @@ def read():
         return list(csv.DictReader(file))
 
 
-#: Methods of the plans that were added after the run.
-UNMEASURED = {"shapley", "tis", "iia", "dix", "grad_eclip", "atman", "value_zeroing", "context_cite"}
+#: Methods of the plans whose runs were not completed.
+UNMEASURED = {"smoothgrad", "shapley", "context_cite"}
 
 
 def test_every_method_and_control_of_the_plan_has_every_score():
@@ -45,7 +45,6 @@ def test_every_method_and_control_of_the_plan_has_every_score():
         for spec in parse_plan(plans()[name].read_text(encoding="utf-8"), ROOT, PlanOverrides(home=None))[0].specs()
     }
     specs -= UNMEASURED
-    specs -= {"leadlight", "leadlight:fast"}  # an earlier form was measured here
     scores = {
         ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},
         ("imagenet", "vtranm"): {"aopc(black)", "lodds(black)"},
@@ -125,7 +124,7 @@ def test_runs_are_merged_and_the_last_one_wins(scripts, tmp_path):
     assert (energy["tam"]["to_best"], energy["rollout"]["p_to_control"] < "0.05") == ("", True)
     assert float(energy["gradtoken"]["value"]) == pytest.approx(90, abs=1), "in percent, from the second run"
     assert float(energy["tam"]["to_predicted"]) == pytest.approx(10, abs=0.001)
-    assert "to_predicted" not in energy["random"], "class-agnostic"
+    assert not {"to_predicted"} & (energy["random"].keys() | energy["rollout"].keys()), "class-agnostic"
     gini = [r for r in rows if r["score"] == "gini"]
     assert {(r["unit"], r["to_best"], r["to_control"]) for r in gini} == {("", "", "")}, "no better direction"
     manifest = collect.manifest([one, two])
