@@ -85,6 +85,26 @@ def test_the_page_agrees_with_the_csv(scripts):
     assert (ROOT / "docs" / show.FIGURE).stat().st_size < 150_000
 
 
+def test_shapley_is_compared_on_its_own_images(scripts):
+    _, show = scripts
+    import shapley_part
+
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == shapley_part.updated(page), "run python results/shapley_part.py"
+    images = json.loads(shapley_part.ABOUT.read_text(encoding="utf-8"))["images"]
+    with shapley_part.TABLE.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert {(row["dataset"], int(row["images"])) for row in found} == set(images.items()), "each row has all of them"
+    table = show.ResultsTable(shapley_part.TABLE)
+    for column in shapley_part.COLUMNS:
+        ranked = [name for name, cell in table.column(column).items() if not cell.control]
+        assert {*ranked[:3]} <= {"shapley", *shapley_part.BESIDE}, "the best of each column are on the page"
+    # All pets were measured, so other methods have the values of the large table there.
+    large = show.ResultsTable(FOLDER / f"{show.NAME}.csv").column(show.MIOU)
+    for name, cell in table.column(show.MIOU).items():
+        assert name == "shapley" or cell.value == large[name].value
+
+
 def make_run(folder, name, methods, seed=0, shift=0.0):
     """Write the folder of a run with twelve images and two scores."""
     folder.mkdir()
