@@ -2,19 +2,19 @@
 
     python results/readme.py
 
-README: faithfulness and localisation from three_models_present.csv, class-specificity from the grid pointing game and
+README: faithfulness and localisation from imagenet1000.csv, class-specificity from the grid pointing game and
 pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: studies/results'
 grid_pointing and leadlight_thorough. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import funnybirds_table
+import show
 from method_pages import replaced
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,32 +35,26 @@ ROWS = (
     "transformer_attribution", "gradtoken", "raw_attention", "centre", "edges", "random",
 )  # fmt: skip
 CONTROLS = ("centre", "edges", "random")
-#: Title, data set and score of the columns from the table of three models, and their decimals.
+#: Title, score and decimals of the columns from the table of a thousand images, maps of the predicted class.
 FAITHFUL = (
-    ("SRG, tokens removed ↑", "imagenet", "srg(tokens)", 3),
-    ("SRG, pixels black ↑", "imagenet", "srg(black)", 3),
+    ("SRG, tokens removed ↑", show.SRG_TOKENS, 3),
+    ("SRG, pixels black ↑", show.SRG_BLACK, 3),
 )
-OUTLINES = ("mIoU, % ↑", "pets", "miou", 1)
+OUTLINES = ("mIoU, % ↑", show.MIOU, 1)
 GRID, PAIRS, PASSES = "grid, % ↑", "class discrimination, % ↑", "passes"
 MISSING = "–"
-ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 
 
-def scored(dataset: str, score: str, digits: int) -> dict[str, tuple[float, str]]:
+def scored(column: show.ScoreColumn, digits: int) -> dict[str, tuple[float, str]]:
     """By method, a value and its text; ○ marks methods not significantly better than the strongest control."""
-    found = {}
-    with (ROOT / "results" / "three_models_present.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if (row["model"], row["dataset"], row["score"]) == (MODEL, dataset, score):
-                value = float(row["value"])
-                better = row["control"] == "True" or (
-                    float(row["to_control"]) > 0 and float(row["p_to_control"]) < ALPHA
-                )
-                found[row["method"]] = (
-                    value,
-                    f"{value:.{digits}f}".replace("-", "−") + ("" if better else " ○"),
-                )
-    return found
+    cells = show.ResultsTable(ROOT / "results" / f"{show.NAME}.csv").column(column)
+    return {
+        name: (
+            cell.value,
+            f"{cell.value:.{digits}f}".replace("-", "−") + ("" if cell.control or cell.beats_controls else " ○"),
+        )
+        for name, cell in cells.items()
+    }
 
 
 def halves(model: str) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def methods(table: ResultsTable) -> str:
     absent = [f"`{name}`" for name in METHODS if name not in names and name != "inverted"]
     counted = f"{sum(not cell.control for cell in column.values())} rows are methods and variants of methods"
     controls = f"{sum(cell.control for cell in column.values())} are controls"
-    return f"{counted}, {controls}." + (f" Not run: {', '.join(absent)}." if absent else "")
+    return f"{counted}, {controls}." + (f" Without a row: {', '.join(absent)}." if absent else "")
 
 
 def main_table(table: ResultsTable, columns: Sequence[ScoreColumn], sort_by: ScoreColumn) -> str:

@@ -1,7 +1,8 @@
 """MkDocs hook: the table of measured scores on each method page.
 
 ``<!-- measured -->`` on a page docs/methods/NAME.md becomes a table of the method and its measured variants, with the
-strongest control for comparison. Numbers come from results/imagenet1000.csv and studies/results/pairs-scenes.json.
+strongest control for comparison, without the scores that none of them has. Numbers come from results/imagenet1000.csv
+and studies/results/pairs-scenes.json.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def table(method: str, scores: Scores) -> str:
     header = ["", *(f"`{name}`" for name in names), "strongest control"]
     lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(names) + 1)]
     for column, found in scores.items():
+        if not found.keys() & measured:
+            continue
         control = max((name for name in CONTROLS if name != method), key=lambda name: found[name][0])
         strongest = _cell(found[control], column)
         if column is not PAIRS:  # every class-agnostic map has half of the pairs

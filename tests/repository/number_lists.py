@@ -8,10 +8,11 @@ SPEED = (f"{BENCHMARKS}/speed-h200.json", f"{BENCHMARKS}/relevance-h200.json")
 GRIDS = f"{STUDIES}/grid_pointing/*.json"
 LEADLIGHT = (f"{STUDIES}/leadlight.csv", f"{STUDIES}/leadlight.json")
 PRESENT = "results/three_models_present.csv"
+THOUSAND = "results/imagenet1000.csv"
 
 #: Files of a page's sections that name none themselves, nor does a section above them.
 FILES: dict[str, tuple[str, ...]] = {
-    "README.md#results": (PRESENT, GRIDS, f"{STUDIES}/pairs-scenes.json"),
+    "README.md#results": (THOUSAND, GRIDS, f"{STUDIES}/pairs-scenes.json"),
     "README.md#speed": (
         *SPEED, f"{BENCHMARKS}/latency-confirmed-h200.json", f"{BENCHMARKS}/dataset-h200.json",
         f"{BENCHMARKS}/precision-h200.json",
@@ -36,7 +37,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "docs/papers/gradtoken.md#figure-6": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
     "docs/papers/vit_cx.md": (PUBLISHED, f"{STUDIES}/paper-tables.json"),
-    "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json", "results/imagenet1000.csv", PRESENT),
+    "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json", THOUSAND, PRESENT),
     "docs/cards/cifar10.md": (f"{TRAINING}/cifar10-manifest.json",),
     "docs/cards/cifar10-distilled.md": (f"{TRAINING}/cifar10-distilled-manifest.json",),
     "docs/cards/lm-recall.md": (f"{TRAINING}/lm-recall-manifest.json",),
@@ -59,7 +60,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/models.md#the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
     "docs/models.md#precision": (f"{BENCHMARKS}/precision-half-deit-h200.json",),
     "docs/models.md#large-inputs": (f"{BENCHMARKS}/large-h200.json",),
-    "docs/results.md": ("results/imagenet1000.csv",),
+    "docs/results.md": (THOUSAND,),
+    "docs/results.md#shapley-values": ("results/imagenet1000_shapley.csv",),
     "docs/text.md#results-on-movie-reviews": (f"{STUDIES}/movies.json", f"{TRAINING}/movies-manifest.json"),
     "docs/text.md#the-present-default": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
     "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),
@@ -114,7 +116,7 @@ GIVEN = {
     "docs/methods/grad_eclip.md": "22.5", "docs/methods/shapley.md": "400", "docs/methods/smoothgrad.md": "0.3859",
     "docs/methods/vit_cx.md": "63", "docs/methods/vit_shapley.md": "512 850 4096", "docs/models.md": "0.5 1.1 1.4",
     "docs/papers/gradtoken.md": "16 16.82 16.92 20", "docs/papers/vit_cx.md": "20.95 2048 50000",
-    "docs/quickstart.md": "0.15 0.9 1.1", "docs/results.md": "237 702", "docs/scores/agreement.md": "0.1",
+    "docs/quickstart.md": "0.15 0.9 1.1", "docs/results.md": "236 703", "docs/scores/agreement.md": "0.1",
     "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
     "docs/scores/overdetermination.md": "0.036 20.95", "docs/scores/sanity.md": "0.02 0.2 1.5",
     "docs/scores/segmentation.md": "0.1 0.9", "docs/scores/statistics.md": "0.22 0.7",
