@@ -57,7 +57,7 @@ for step in "$@"; do
     imagenet) plan imagenet1000 imagenet/single --by-method --data "pets=$assets/pets" --weights "vit-t16=$tiny" ;;
     imagenet_many)
       for method in ${METHODS:?names of methods}; do
-        plan imagenet1000_many "imagenet/${method//:/-}" --methods "$method" --by-method --data "pets=$assets/pets" \
+        plan imagenet1000_many "imagenet/${method//:/-}" --methods "$method" --no-controls --by-method --data "pets=$assets/pets" \
           --weights "vit-t16=$tiny"
       done
       ;;
