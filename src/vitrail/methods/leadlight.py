@@ -14,13 +14,16 @@ from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import METHODS, Applies, choose, register
 
-#: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
-SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
+#: Methods, with options, whose relevance can be spread.
+METHOD_SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}}
+#: Where the relevance to be spread comes from: one of them, the smaller of their shares, or the last block alone.
+SOURCES = (*METHOD_SOURCES, "both", "last")
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 #: The form without what counts against the class, which shows the object more than the class.
-OBJECT = {"contrast": 0.0, "shift": False}
+OBJECT = {"source": "vtranm", "contrast": 0.0, "shift": False}
 VARIANTS = {
     "object": OBJECT,
+    "single": {"source": "vtranm", "contrast": 1.0},
     "fast": {**OBJECT, "source": "last", "score": "logit"},
     "attention": {**OBJECT, "spread": "attention", "rounds": 1},
 }
@@ -31,7 +34,9 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     choose("spread", spread, ("keys", "attention"))
     needs: Needs = {"attention": LAST, "attention_gradient": LAST}
     if source != "last":
-        needs = METHODS[source].needed({**METHODS[source].options, **SOURCES[source]})
+        needs = {}
+        for name in _methods_of(source):
+            needs |= METHODS[name].needed({**METHODS[name].options, **METHOD_SOURCES[name]})
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
@@ -49,8 +54,8 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
 def leadlight(
     trace: Trace,
     *,
-    source: str = "vtranm",
-    contrast: float = 1.0,
+    source: str = "both",
+    contrast: float = 3.0,
     spread: str = "keys",
     power: float = 4,
     rounds: int = 2,
@@ -63,17 +68,18 @@ def leadlight(
     one; R and R' are scaled to a maximum of one and mixed. The result is scaled to a sum of one: the relevance of a
     patch is a share of what speaks for the class, which can be compared with its share for another class.
 
-    R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻)) with r⁺ the relevance for the class, r⁻ the relevance against it (the same from
+    R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻))³ with r⁺ the relevance for the class, r⁻ the relevance against it (the same from
     the negative gradient), both scaled to sum to one in the ratio, and p the probability of the class, one half for
-    targets that are no class.
+    targets that are no class. r is the smaller of the shares that VTranM and Transformer-MM give to a patch.
 
     On models of several streams of tokens r is that of Transformer-MM, since the lengths of VTranM are defined in one
     stream, and the keys are those of the attention inside the stream that is explained.
 
     Args:
         trace: The pass, with gradients.
-        source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
-            for the last block alone, which needs a backward through one block only.
+        source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", "both" for
+            the smaller of the shares by these two, or "last" for the last block alone, which needs a backward through
+            one block only.
         contrast: Exponent of the ratio; with 0, R is r⁺.
         spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
@@ -113,7 +119,12 @@ def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
-    return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
+    found = [METHODS[name].apply(trace, {**METHODS[name].options, **METHOD_SOURCES[name]}) for name in _methods_of(source)]
+    return found[0] if len(found) == 1 else torch.minimum(*map(_shares, found))
+
+
+def _methods_of(source: str) -> Sequence[str]:
+    return tuple(METHOD_SOURCES) if source == "both" else (source,)
 
 
 def _distinction(trace: Trace, relevance: Tensor, source: str) -> Tensor:
