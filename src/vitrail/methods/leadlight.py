@@ -55,7 +55,7 @@ def leadlight(
     trace: Trace,
     *,
     source: str = "both",
-    contrast: float = 3.0,
+    contrast: float = 2.0,
     spread: str = "keys",
     power: float = 4,
     rounds: int = 2,
@@ -68,7 +68,7 @@ def leadlight(
     one; R and R' are scaled to a maximum of one and mixed. The result is scaled to a sum of one: the relevance of a
     patch is a share of what speaks for the class, which can be compared with its share for another class.
 
-    R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻))³ with r⁺ the relevance for the class, r⁻ the relevance against it (the same from
+    R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻))² with r⁺ the relevance for the class, r⁻ the relevance against it (the same from
     the negative gradient), both scaled to sum to one in the ratio, and p the probability of the class, one half for
     targets that are no class. r is the smaller of the shares that VTranM and Transformer-MM give to a patch.
 
