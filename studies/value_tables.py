@@ -78,9 +78,10 @@ def save_result(path: Path, result: dict[str, Any], values: Values) -> dict[str,
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         scores = {key: {**rows, **result["scores"].get(key, {})} for key, rows in before["scores"].items()}
-        settings = result["manifest"]
-        result = {**before, **result, "scores": {**result["scores"], **scores}}
-        result["manifest"] = joined_manifest(before["manifest"], settings)
+        # Rows by method, such as mIoU and checks; those of other methods stay.
+        by_method = {key: {**before.get(key, {}), **own} for key, own in result.items() if isinstance(own, dict)}
+        settings = joined_manifest(before["manifest"], result["manifest"])
+        result = {**before, **result, **by_method, "scores": {**result["scores"], **scores}, "manifest": settings}
     save_json(path, result)
     save_values(path.with_suffix(".parquet"), values)
     return result
