@@ -237,7 +237,9 @@ def main() -> None:
         rows = [row for row in rows if (row["task"], row["method"]) not in replaced] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         labels = [one["label"] for one in manifest["plan"]["dataset"]]
-        manifests[manifest["plan"]["name"] if len(labels) > 1 else labels[0]] = manifest
+        name, methods = manifest["plan"]["name"] if len(labels) > 1 else labels[0], manifest["methods"]
+        some = name in manifests and len(methods) < len(manifests[name]["methods"])  # a run of further methods
+        manifests[f"{name}, {', '.join(methods)}" if some else name] = manifest
     count = max(int(row["examples"]) for row in rows)
     rows = [row for row in rows if row["method"] not in POSITIONS] + position_rows(count)
     with file.open("w", encoding="utf-8", newline="") as stream:
