@@ -1,4 +1,4 @@
-"""Update the tables of the grid pointing game, of DiFull and DiPart, and of SaCo, monotonicity and infidelity.
+"""Update the tables of the grid pointing game, of DiFull and DiPart, and of ROAD, SaCo, monotonicity and infidelity.
 
     python results/protocols.py
 
@@ -33,13 +33,14 @@ class Score:
 
     def text(self, value: float) -> str:
         """A value as it is shown."""
-        return f"{100 * value:.1f}" if self.percent else f"{value:.3f}".replace("-", "−")
+        return (f"{100 * value:.1f}" if self.percent else f"{value:.3f}").replace("-", "−")
 
 
 GRIDS = (Score("grid ↑", "cell_share (maps)"), Score("grid, before scaling ↑", "cell_share"),
          Score("maximum in the cell ↑", "cell_peak"))  # fmt: skip
 DISCONNECTED = (Score("DiFull ↑", "difull"), Score("DiPart ↑", "dipart"))
 FAITHFUL = (
+    Score("ROAD ↑", "road"),
     Score("SaCo ↑", "saco", percent=False),
     Score("rising steps ↑", "rising"),
     Score("infidelity, scaled ↓", "infidelity_scaled", percent=False, lower=True),

@@ -97,8 +97,8 @@ def _factor(key: str) -> int:
 
 
 def thorough_table() -> str:
-    """IIA and DIX as sources of leadlight beside it, first halves, in Markdown."""
-    forms = {"leadlight": "`leadlight`", "leadlight:object": "`leadlight:object`", "dix": "`dix`",
+    """IIA and DIX as sources of leadlight beside its forms, first halves, in Markdown."""
+    forms = {"leadlight:single": "`leadlight:single`", "leadlight:object": "`leadlight:object`", "dix": "`dix`",
              "dix+keys": "DIX spread by keys", "dix+ratio+keys": "DIX with the ratio, spread by keys", "iia": "`iia`",
              "iia+keys": "IIA spread by keys", "iia+ratio+keys": "IIA with the ratio, spread by keys"}  # fmt: skip
     columns = (("grid, raw ↑", "cell_share", 100), ("mIoU ↑", "mIoU", 100), ("SRG, black ↑", "SRG, chefer21", 1),

@@ -1,4 +1,4 @@
-"""Maps of IIA and DIX spread by keys, as a source of few passes for leadlight, beside leadlight on first halves.
+"""Maps of IIA and DIX spread by keys, as a source of few passes for leadlight, beside leadlight:single on first halves.
 
     python studies/leadlight_thorough.py run --assets DIR --models vit-t --device cuda --out DIR
 
@@ -29,10 +29,10 @@ from vitrail.methods.postprocess import upsample
 
 SPREAD, RATIO = "+keys", "+ratio"
 POWER, ROUNDS, MIX = 4, 2, 0.75
-METHODS = ["leadlight", "leadlight:object", "iia", "dix", *(f"{s}{r}{SPREAD}" for s in ("iia", "dix")
+METHODS = ["leadlight:single", "leadlight:object", "iia", "dix", *(f"{s}{r}{SPREAD}" for s in ("iia", "dix")
            for r in ("", RATIO))]  # fmt: skip
-#: Methods whose quotient is leadlight's ratio: its relevance before the spreading, and its source.
-QUOTIENT = ("leadlight:mix=0", "vtranm:af+l")
+#: Methods whose quotient is the ratio of leadlight:single: its relevance before the spreading, and its source.
+QUOTIENT = ("leadlight:single,mix=0", "vtranm:af+l")
 
 
 def affinity(loaded: Any, images: Tensor) -> Tensor:

@@ -61,7 +61,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/models.md#precision": (f"{BENCHMARKS}/precision-half-deit-h200.json",),
     "docs/models.md#large-inputs": (f"{BENCHMARKS}/large-h200.json",),
     "docs/results.md": (THOUSAND,),
-    "docs/results.md#shapley-values": ("results/imagenet1000_shapley.csv",),
     "docs/text.md#results-on-movie-reviews": (f"{STUDIES}/movies.json", f"{TRAINING}/movies-manifest.json"),
     "docs/text.md#the-present-default": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
     "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),

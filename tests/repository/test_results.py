@@ -34,17 +34,12 @@ def read():
         return list(csv.DictReader(file))
 
 
-#: Methods of the plans whose runs were not completed.
-UNMEASURED = {"smoothgrad", "shapley", "context_cite"}
-
-
 def test_every_method_and_control_of_the_plan_has_every_score():
     specs = {
         spec
         for name in ("imagenet1000", "imagenet1000_many")
         for spec in parse_plan(plans()[name].read_text(encoding="utf-8"), ROOT, PlanOverrides(home=None))[0].specs()
     }
-    specs -= UNMEASURED
     scores = {
         ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},
         ("imagenet", "vtranm"): {"aopc(black)", "lodds(black)"},
@@ -83,26 +78,6 @@ def test_the_page_agrees_with_the_csv(scripts):
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == show.updated(page, show.ResultsTable(FOLDER / f"{show.NAME}.csv")), "run python results/show.py"
     assert (ROOT / "docs" / show.FIGURE).stat().st_size < 150_000
-
-
-def test_shapley_is_compared_on_its_own_images(scripts):
-    _, show = scripts
-    import shapley_part
-
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert page == shapley_part.updated(page), "run python results/shapley_part.py"
-    images = json.loads(shapley_part.ABOUT.read_text(encoding="utf-8"))["images"]
-    with shapley_part.TABLE.open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert {(row["dataset"], int(row["images"])) for row in found} == set(images.items()), "each row has all of them"
-    table = show.ResultsTable(shapley_part.TABLE)
-    for column in shapley_part.COLUMNS:
-        ranked = [name for name, cell in table.column(column).items() if not cell.control]
-        assert {*ranked[:3]} <= {"shapley", *shapley_part.BESIDE}, "the best of each column are on the page"
-    # All pets were measured, so other methods have the values of the large table there.
-    large = show.ResultsTable(FOLDER / f"{show.NAME}.csv").column(show.MIOU)
-    for name, cell in table.column(show.MIOU).items():
-        assert name == "shapley" or cell.value == large[name].value
 
 
 def make_run(folder, name, methods, seed=0, shift=0.0):
