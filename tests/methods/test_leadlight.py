@@ -24,7 +24,7 @@ def test_a_map_depends_neither_on_other_targets_nor_on_other_images() -> None:
 def test_what_counts_against_a_class_matters_as_far_as_the_class_is_uncertain() -> None:
     """A function has no probability and counts as uncertain; where the class is certain, the source is not changed."""
     model = tiny_vit().double()
-    source, images = "leadlight:object,mix=0", IMAGES.double()
+    source, images = "leadlight:contrast=0,mix=0", IMAGES.double()
     methods = ["leadlight:mix=0", source]
     certain = tiny_vit().double()
     with torch.no_grad():
@@ -36,6 +36,17 @@ def test_what_counts_against_a_class_matters_as_far_as_the_class_is_uncertain() 
         assert (float((ours - plain).abs().max()) > 1e-3) == differ
     found = vitrail.explain(certain, images, methods=methods, target=lambda output: output[:, 1])
     assert (found[methods[0]].grid - found[source].grid).abs().max() > 1e-3
+
+
+def test_relevance_is_the_smaller_of_the_shares_of_two_sources() -> None:
+    """A patch that one of them leaves out is left out, and one that only one of them stresses is not stressed."""
+    methods = {"both": "leadlight:contrast=0,mix=0", "first": "vtranm:af+l,score=prob",
+               "second": "transformer_mm:score=prob"}  # fmt: skip
+    found = vitrail.explain(tiny_vit().double(), IMAGES.double(), methods=list(methods.values()), target=1)
+    both, first, second = (found[spec].grid.flatten(2) for spec in methods.values())
+    expected = torch.minimum(first / first.sum(-1, keepdim=True), second / second.sum(-1, keepdim=True))
+    torch.testing.assert_close(both, expected / expected.sum(-1, keepdim=True))
+    assert (both / both.amax() - first / first.amax()).abs().max() > 0.01, "the two sources differ"
 
 
 def test_of_two_classes_one_is_the_opposite_of_the_other() -> None:

@@ -18,7 +18,7 @@ from vitrail.testing import tiny_vit
         ("attnlrp:gamma_conv=abc", "gamma_conv='abc' of attnlrp must be a number; it is 0.25 by default"),
         ("rollout:start=1.5", "start=1.5 of rollout must be a whole number; it is 0 by default"),
         ("leadlight:mix=much", "mix='much' of leadlight must be a number; it is 0.75 by default"),
-        ("leadlight:source=1.5", "source=1.5 of leadlight must be a word; it is vtranm by default"),
+        ("leadlight:source=1.5", "source=1.5 of leadlight must be a word; it is both by default"),
         ("gradtoken:variant=true", "variant=True of gradtoken must be a whole number; it is 4 by default"),
         ("rise:masks=none", "masks=None of rise must be a whole number; it is 4000 by default"),
     ],

@@ -64,13 +64,15 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "vit_cx:linkage=single,delta=0.05": lambda p, c: vit_cx.replica(p, c, delta=0.05, linkage="single")[0],
 }
 
-OBJECT: dict[str, Any] = {"contrast": 0.0, "shift": False}
+OBJECT: dict[str, Any] = {"of": "vtranm", "contrast": 0.0, "shift": False}
+FAST = OBJECT | {"of": "last", "score": "logit"}
 LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "leadlight": leadlight.replica,
     "leadlight:power=2,rounds=1,mix=1": lambda p, c: leadlight.replica(p, c, power=2.0, rounds=1, mix=1.0),
-    "leadlight:source=transformer_mm,contrast=2": lambda p, c: leadlight.replica(p, c, of="transformer_mm", contrast=2),
+    "leadlight:source=transformer_mm": lambda p, c: leadlight.replica(p, c, of="transformer_mm"),
+    "leadlight:single": lambda p, c: leadlight.replica(p, c, of="vtranm", contrast=1.0),
     "leadlight:object": lambda p, c: leadlight.replica(p, c, **OBJECT),
-    "leadlight:fast": lambda p, c: leadlight.replica(p, c, of="last", score="logit", **OBJECT),
-    "leadlight:fast,contrast=1": lambda p, c: leadlight.replica(p, c, of="last", score="logit", shift=False),
+    "leadlight:fast": lambda p, c: leadlight.replica(p, c, **FAST),
+    "leadlight:fast,contrast=1": lambda p, c: leadlight.replica(p, c, **FAST | {"contrast": 1.0}),
     "leadlight:attention": lambda p, c: leadlight.replica(p, c, power=None, rounds=1, **OBJECT),
 }

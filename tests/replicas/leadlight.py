@@ -66,15 +66,24 @@ def distinction(own: Tensor, against: Tensor, p: float) -> Tensor:
     return torch.stack([a / (p * a + (1 - p) * b) for a, b in zip(mine, other, strict=True)])
 
 
+def smaller_shares(one: Tensor, other: Tensor) -> Tensor:
+    """For every patch the smaller of its shares of two kinds of relevance, shape b, S."""
+    rows = []
+    for first, second in zip(one, other, strict=True):
+        pairs = zip(first / first.sum(), second / second.sum(), strict=True)
+        rows.append(torch.stack([min(b, a) for a, b in pairs]))
+    return torch.stack(rows)
+
+
 def replica(
     pass_: Pass,
     classes: Classes,
-    of: str = "vtranm",
+    of: str = "both",
     power: float | None = 4.0,
     rounds: int = 2,
     mix: float = 0.75,
     score: str = "prob",
-    contrast: float = 1.0,
+    contrast: float = 2.0,
     shift: bool = True,
 ) -> Tensor:
     """Mix a map and its spread version, each over its maximum, and scale the sum to one.
@@ -82,7 +91,8 @@ def replica(
     Args:
         pass_: The recorded forward pass.
         classes: One class per image.
-        of: The map to start from: "vtranm" with lengths and without cosines, "transformer_mm" or "last".
+        of: The map to start from: "vtranm" with lengths, without cosines, "transformer_mm", "last", or "both" for the
+            smaller of the shares of relevance by the first two.
         power: Exponent of the cosine between keys; None spreads by attention instead.
         rounds: How often the map is spread.
         mix: Share of the spread map.
@@ -97,6 +107,7 @@ def replica(
         "vtranm": lambda of_score: vtranm.replica(pass_, classes, variant="af+l", score=of_score),
         "transformer_mm": lambda of_score: transformer_mm.replica(pass_, classes, score=of_score),
         "last": lambda of_score: last_block(pass_, classes, of_score),
+        "both": lambda of_score: smaller_shares(*(found[name](of_score) for name in ("vtranm", "transformer_mm"))),
     }
     starts, opposed = found[of](score), found[of](f"-{score}")
     maps = []

@@ -158,6 +158,7 @@ def leadlight(
     power: float = 4.0,
     rounds: int = 2,
     mix: float = 0.75,
+    contrast: float = 2.0,
 ) -> Tensor:
     """Relevance mixed with its average over tokens of similar keys, each over its maximum, scaled to one, shape b, n.
 
@@ -169,10 +170,11 @@ def leadlight(
         power: Exponent of the cosine.
         rounds: How often the relevance is averaged.
         mix: Share of the averaged relevance.
+        contrast: Exponent of the comparison with what speaks against the target.
     """
     maps = []
     for image, start in enumerate(relevance):
-        R = start * distinction(start, against[image], p[image])
+        R = start * distinction(start, against[image], p[image]) ** contrast
         R = R / R.max()
         count = len(R)
         W = torch.zeros(count, count, dtype=torch.float64)

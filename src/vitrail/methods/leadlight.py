@@ -119,7 +119,9 @@ def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
-    found = [METHODS[name].apply(trace, {**METHODS[name].options, **METHOD_SOURCES[name]}) for name in _methods_of(source)]
+    found = [
+        METHODS[name].apply(trace, {**METHODS[name].options, **METHOD_SOURCES[name]}) for name in _methods_of(source)
+    ]
     return found[0] if len(found) == 1 else torch.minimum(*map(_shares, found))
 
 
