@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scores" / "funnybirds.md"
 RESULT = ROOT / "studies" / "results" / "funnybirds" / "funnybirds.json"
+SECOND = ROOT / "studies" / "results" / "funnybirds_second" / "funnybirds.json"
+FORMER = "leadlight:single"  # the default when the first model was explained
 #: Title and key of the columns.
 COLUMNS = (
     ("completeness", "completeness"), ("correctness", "correctness"), ("contrastivity", "contrastivity"),
@@ -17,51 +21,78 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _rows(content: dict[str, Any], columns: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
+    """Names of the methods, the best mean first, and lines of the table with some columns."""
+    methods, images = content["methods"], content["model"]["images"]
+    titles = [title if key in ("threshold", "images") else f"{title} ↑" for title, key in columns]
+    lines = [f"| method | mean ↑ | {' | '.join(titles)} |", f"|---|{'---|' * (1 + len(columns))}"]
+    order = sorted(methods, key=lambda name: float(methods[name]["mean"] or -1.0), reverse=True)
+    for name in order:
+        own = methods[name]
+        between = f" ({100 * own['low']:.1f} to {100 * own['high']:.1f})" if own.get("low") is not None else ""
+        cells = [str(own.get("images", images)) if key == "images" else _cell(own[key]) for _, key in columns]
+        lines.append(f"| `{name}` | {_cell(own['mean'])}{between} | {' | '.join(cells)} |")
+    return order, lines
+
+
+def _training(content: dict[str, Any]) -> str:
+    """The training images in words."""
+    return str(next(iter(content["training"]["models"].values()))["data"]["training"])
+
+
 def birds_table() -> str:
     """The findings, the model's scores, and a row for each method, the best mean first."""
     content = json.loads(RESULT.read_text(encoding="utf-8"))
     model, methods = content["model"], content["methods"]
     training = next(iter(content["training"]["models"].values()))
-
-    def cell(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f}"
-
-    def mean(name: str) -> float:
-        return float(methods[name]["mean"] or -1.0)
-
-    def row(name: str, own: dict[str, Any]) -> str:
-        between = f" ({100 * own['low']:.1f} to {100 * own['high']:.1f})" if own.get("low") is not None else ""
-        cells = [cell(own[key]) for _, key in COLUMNS[:-1]]
-        return (
-            " | ".join([f"| `{name}`", cell(own["mean"]) + between, *cells, str(own.get("images", model["images"]))])
-            + " |"
-        )
-
-    order = sorted(methods, key=mean, reverse=True)
-    best = ", ".join(f"`{name}` {cell(methods[name]['mean'])}" for name in order[:4])
-    own, other = methods["leadlight"], methods["transformer_mm"]
+    order, lines = _rows(content, COLUMNS)
+    best = ", ".join(f"`{name}` {_cell(methods[name]['mean'])}" for name in order[:4])
+    own, other = methods[FORMER], methods["transformer_mm"]
     centre = methods["centre"]["correctness"]
     compared = [name for name in order if methods[name].get("images", model["images"]) == model["images"]]
     above = [f"`{name}`" for name in compared if (methods[name]["correctness"] or 0.0) > centre]
     ranking = (
-        f"**The highest means: {best}; the default `leadlight` has {cell(own['mean'])}.** Completeness of `leadlight`: "
-        f"{cell(own['completeness'])} (the best has {cell(max(row['completeness'] for row in methods.values()))}); its "
-        f"contrastivity is {cell(own['contrastivity'])}, that of `transformer_mm` {cell(other['contrastivity'])}."
+        f"**The highest means: {best}.** Completeness of `{FORMER}`, the default at the time: "
+        f"{_cell(own['completeness'])} (the best has {_cell(max(row['completeness'] for row in methods.values()))}); "
+        f"its contrastivity is {_cell(own['contrastivity'])}, that of `transformer_mm` {_cell(other['contrastivity'])}."
     )
     caveat = (
         "**Correctness hardly separates methods from controls here.** The five parts differ in size, and a map that "
-        f"ignores the model gives more relevance to large parts: `centre` has {cell(centre)} and `random` "
-        f"{cell(methods['random']['correctness'])}. Of the methods on all images only {', '.join(above)} are above "
+        f"ignores the model gives more relevance to large parts: `centre` has {_cell(centre)} and `random` "
+        f"{_cell(methods['random']['correctness'])}. Of the methods on all images only {', '.join(above)} are above "
         "`centre`. Class-agnostic methods have a contrastivity of 0, which decides their mean."
     )
     about = (
         f"A ViT-S/14 (DINOv2 weights, fine-tuned for {training['training_seconds']:.0f} s on an H200 on "
         f"{training['data']['training']}); {model['images']} test images, {model['background_objects']:,} background "
-        f"objects. Accuracy {cell(model['accuracy'])} %, background independence "
-        f"{cell(model['background_independence'])} %. The assumption of target sensitivity holds for "
+        f"objects. Accuracy {_cell(model['accuracy'])} %, background independence "
+        f"{_cell(model['background_independence'])} %. The assumption of target sensitivity holds for "
         f"{own['target_sensitivity_images']} images. Methods in %, with the 95 % interval of the mean (bootstrap over "
         "images at the chosen t):"
     )
-    titles = [title if key in ("threshold", "images") else f"{title} ↑" for title, key in COLUMNS]
-    head = [f"| method | mean ↑ | {' | '.join(titles)} |", f"|---|{'---|' * (1 + len(COLUMNS))}"]
-    return "\n".join([ranking, "", caveat, "", about, "", *head, *(row(name, methods[name]) for name in order)])
+    return "\n".join([ranking, "", caveat, "", about, "", *lines])
+
+
+def second_table() -> str:
+    """Results of a second training: the model's scores, how far the order of the methods agrees, and all rows."""
+    first, second = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULT, SECOND))
+    order, lines = _rows(second, (*COLUMNS[:3], COLUMNS[-1]))
+    means = [one["methods"] for one in (first, second)]
+    shared = [name for name in order if name in means[0]]
+    ranks = [np.argsort(np.argsort([own[name]["mean"] for name in shared])) for own in means]
+    agreement = float(np.corrcoef(ranks)[0, 1])
+    default, former, other = (means[1][name] for name in ("leadlight", FORMER, "transformer_mm"))
+    finding = (
+        f"**The order of the methods hardly depends on the training: Spearman's rank correlation of the means is "
+        f"{agreement:.2f} over {len(shared)} methods.** The present default `leadlight` has a mean of "
+        f"{_cell(default['mean'])} and a contrastivity of {_cell(default['contrastivity'])}, `{FORMER}` "
+        f"{_cell(former['mean'])} and {_cell(former['contrastivity'])}, `transformer_mm` {_cell(other['mean'])} and "
+        f"{_cell(other['contrastivity'])}. The accuracy of the model is {_cell(second['model']['accuracy'])} %, below "
+        f"the first one's {_cell(first['model']['accuracy'])} %: it was trained in the same way on fewer images, "
+        f"{_training(second)}."
+    )
+    return "\n".join([finding, "", *lines])

@@ -153,6 +153,7 @@ TABLES = (
     (PAGE, "second halves", halves_table),
     (PAGE, "thorough", thorough_table),
     (funnybirds_table.PAGE, "funnybirds", funnybirds_table.birds_table),
+    (funnybirds_table.PAGE, "second training", funnybirds_table.second_table),
 )
 
 

@@ -48,7 +48,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/audit.md#does-it-find-a-planted-shortcut": (f"{STUDIES}/audit-shortcut.json",),
     "docs/audit.md#maps-as-data": (f"{BENCHMARKS}/map_store-cpu.json",),
     "docs/bench.md#engines": (f"{STUDIES}/cluster-simulation.json", f"{BENCHMARKS}/source_rates-*.json"),
-    "docs/scores/funnybirds.md": (f"{STUDIES}/funnybirds/funnybirds.json",),
+    "docs/scores/funnybirds.md": (f"{STUDIES}/funnybirds*/funnybirds.json",),
     "docs/scores/grid_pointing.md": (GRIDS,),
     "docs/scores/overdetermination.md": (f"{STUDIES}/overdetermination.json", PUBLISHED),
     "docs/scores/pointing.md#several-boxes-in-an-image": (f"{STUDIES}/wsol-h200.json", PUBLISHED),

@@ -9,26 +9,28 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "studies" / "results" / "funnybirds"
+RESULTS = Path(__file__).resolve().parents[2] / "studies" / "results"
 PROTOCOLS = (
     "controlled_data_check", "preservation_check", "deletion_check", "distractibility", "single_deletion",
     "target_sensitivity",
 )  # fmt: skip
 
 
-def test_scores_follow_from_the_values_of_each_image():
-    content = json.loads((FOLDER / "funnybirds.json").read_text(encoding="utf-8"))
-    table = pq.read_table(FOLDER / "funnybirds.parquet").to_pydict()
+@pytest.mark.parametrize("name", ["funnybirds", "funnybirds_second"])
+def test_scores_follow_from_the_values_of_each_image(name):
+    folder = RESULTS / name
+    content = json.loads((folder / "funnybirds.json").read_text(encoding="utf-8"))
+    table = pq.read_table(folder / "funnybirds.parquet").to_pydict()
     methods = np.array(table["method"])
     assert set(methods) == set(content["methods"])
     for method, row in content["methods"].items():
-        own = np.array([np.array(table[name], np.float64)[methods == method] for name in PROTOCOLS])
+        own = np.array([np.array(table[protocol], np.float64)[methods == method] for protocol in PROTOCOLS])
         assert own.shape[1] == row.get("images", content["model"]["images"]), method
-        for name, values in zip(PROTOCOLS, own, strict=True):
-            if row[name] is None:
-                assert np.isnan(values).all(), (method, name)
+        for protocol, values in zip(PROTOCOLS, own, strict=True):
+            if row[protocol] is None:
+                assert np.isnan(values).all(), (method, protocol)
             else:
-                assert np.nanmean(values) == pytest.approx(row[name], abs=2e-5), (method, name)
+                assert np.nanmean(values) == pytest.approx(row[protocol], abs=2e-5), (method, protocol)
         if row["mean"] is not None:
             check, keep, delete, calm, single, target = np.nanmean(own, axis=1)
             complete = ((check + keep + delete) / 3 + calm) / 2
