@@ -3,7 +3,7 @@
     python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
     python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
     python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 34 + 50
-    python results/three_models.py present RUN [RUN ...] # three_models_present.csv: the present default, 100 + 50
+    python results/three_models.py present RUN [RUN ...] # three_models_present.csv: `leadlight:single`, 100 + 50
     python results/three_models.py present results/three_models_present  # the same from the committed values
     python results/three_models.py                       # tables and figure from the committed files
 
@@ -52,7 +52,7 @@ CSV_COLUMNS = (
     "model", "dataset", "protocol", "score", "better", "unit", "method", "control", "images", "value", "low", "high",
     "to_best", "p_to_best", "to_control", "p_to_control", "to_best_low", "to_best_high",
 )  # fmt: skip
-DEFAULT = "leadlight"
+FORMER = "leadlight:single"  # the default when the set "present" was measured
 Table = dict[tuple[str, ScoreColumn], dict[str, ScoreCell]]
 
 
@@ -263,14 +263,14 @@ def updated(page: str, tables: dict[str, Table]) -> str:
 
 
 def default_table(path: Path) -> str:
-    """The default beside the best method by score and model, with the interval of the difference, not corrected."""
+    """The former default beside the best method by score and model, with the interval of the difference, not corrected."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = {(r["model"], r["dataset"], r["score"], r["method"]): r for r in csv.DictReader(file)}
     lines = []
     for column in SCORES:
         cells = []
         for model in TITLES:
-            own = rows[model, column.dataset, column.score, DEFAULT]
+            own = rows[model, column.dataset, column.score, FORMER]
             digits = 1 if own["unit"] else 3
             value = f"{float(own['value']):.{digits}f}"
             if own["to_best"]:
