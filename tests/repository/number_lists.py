@@ -83,24 +83,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "studies/README.md#cards-of-the-methods": (f"{STUDIES}/cards.json",),
     "studies/README.md#texts": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
     "benchmarks/README.md": (f"{BENCHMARKS}/*.json",),
-    "benchmarks/README.md#speed": (f"{BENCHMARKS}/speed-*.json", f"{BENCHMARKS}/precision-h200.json"),
     "benchmarks/README.md#time-of-one-image": (
-        f"{BENCHMARKS}/latency-h200.json", f"{BENCHMARKS}/replay-overhead-h200.json", f"{BENCHMARKS}/overhead-cpu.json",
-        f"{BENCHMARKS}/relevance-kernels-h200.json", f"{BENCHMARKS}/catalogue-h200.json",
-        f"{STUDIES}/recorded-families-h200.json",
+        f"{BENCHMARKS}/latency-h200.json", f"{BENCHMARKS}/replay-overhead-h200.json",
     ),
-    "benchmarks/README.md#cost-of-all-methods": (f"{BENCHMARKS}/catalogue-h200.json",),
-    "benchmarks/README.md#float32-products-from-float16-products": (f"{BENCHMARKS}/split-products-h200.json",),
+    "benchmarks/README.md#batches": (f"{BENCHMARKS}/latency-h200.json",),
     "benchmarks/README.md#large-inputs": (f"{BENCHMARKS}/large-*.json", f"{BENCHMARKS}/row-tiles-h200.json"),
-    "benchmarks/README.md#long-prompts": (f"{BENCHMARKS}/decoders-*.json",),
-    "benchmarks/README.md#beside-lxt-captum-and-inseq": (f"{BENCHMARKS}/peers-*.json",),
-    "benchmarks/README.md#precision": (f"{BENCHMARKS}/precision-*.json",),
-    "benchmarks/README.md#cost-of-the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
-    "benchmarks/README.md#perturbation-evaluator": (f"{BENCHMARKS}/evaluator-h200.json",),
-    "benchmarks/README.md#time-of-a-papers-table": (f"{BENCHMARKS}/table-h200.json",),
-    "benchmarks/README.md#a-data-set-from-disk": (f"{BENCHMARKS}/dataset-h200.json",),
-    "benchmarks/README.md#load-test-of-the-web-page": (f"{BENCHMARKS}/serve*.json",),
-    "benchmarks/README.md#many-machines": (f"{BENCHMARKS}/ray-cluster.json",),
 }  # fmt: skip
 #: The same for every section of the pages of methods: numbers of papers and costs.
 METHOD_FILES = (PUBLISHED, *SPEED, f"{BENCHMARKS}/precision-h200.json")
@@ -124,19 +111,13 @@ GIVEN = {
     "docs/three-models.md": "512", "docs/trust.md": "0.02 0.05 0.1 0.5 0.95 2.4 20", "docs/web.md": "0.3 9999",
     "docs/worlds.md": "400",
     "benchmarks/README.md": (
-        "0.53 0.72 0.75 0.77 0.88 0.98 1.05 1.17 1.26 2.0 2.11 2.4 4.12 4.61 8.0 9.0 12 20 20.1 23 25 29.1 31 "
-        "43.3 50 64 80 85 90 94 95 96 98 102 512 2048 4096 8714 9850 11624 16384 50000"
+        "0.75 0.88 0.98 1.26 1.3 2.0 2.4 2.5 4.12 4.61 8.0 9.0 20 20.1 23 25 29.1 34 43.3 64 80 85 90 94 95 "
+        "512 2048 4096 8714 9850 11624 16384 50000"
     ),
     "studies/README.md": "0.001 3.5 21 34 42.7 92.7 95 101 109 850 1024 4096",
 }  # fmt: skip
 #: Measured, and kept in no file: by a test, while a model was trained, or once by hand. Not to be added to.
 WITHOUT_FILE = {
-    "benchmarks/README.md": (
-        "0.001 0.29 0.35 0.36 0.39 0.422 0.46 0.80 0.829 0.840 0.91 0.96 0.962 0.9978 0.9980 0.9981 0.9986 "
-        "0.9988 0.9989 0.9992 0.9993 0.9994 1.01 1.08 1.09 1.20 1.44 1.45 1.55 1.58 1.60 1.64 1.90 2.14 2.20 "
-        "2.33 2.5 2.56 2.68 2.98 3.04 3.78 3.88 4.0 4.8 5.88 6.43 12.4 12.5 33.4 40.4 45.1 54.7 91 97.5 101.1 "
-        "109.4 135 138.3 141 145 152 204.8 330"
-    ),
     "docs/bench.md": "31 66 200", "docs/cards/cifar10-distilled.md": "3.59 7.2 7.75",
     "docs/cards/cifar10.md": "3.58 7.2 7.75", "docs/cards/lm-recall.md": "0.34 0.67",
     "docs/cards/movements-tones.md": "0.11 0.18 0.23 0.37",
