@@ -13,7 +13,7 @@ from PIL import Image
 from tests.bench.bench_helpers import ONE, open_store, table_bytes
 from vitrail.bench import explainer, ground_truth, parts
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.results_store import count_failures
+from vitrail.bench.results_table import count_failures
 from vitrail.errors import DataError, InputError, OutputError
 
 pl = pytest.importorskip("polars")

@@ -22,7 +22,7 @@ from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.ground_truth import prepare_ground_truth
 from vitrail.bench.multiclass_protocols import PresentClassScores
 from vitrail.bench.plan import PlanError
-from vitrail.bench.results_store import collect_scores, read_results
+from vitrail.bench.results_table import collect_scores, read_results
 from vitrail.bench.run import run_plan
 from vitrail.errors import DataError
 from vitrail.pipeline.explain import explain

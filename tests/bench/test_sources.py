@@ -22,7 +22,7 @@ from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
 from vitrail.bench.map_store import open_maps
 from vitrail.bench.plan_file import PlanOverrides
-from vitrail.bench.results_store import count_failed_images
+from vitrail.bench.results_table import count_failed_images
 from vitrail.bench.run import run_plan
 from vitrail.bench.validate import read_plan
 from vitrail.cli import app as cli

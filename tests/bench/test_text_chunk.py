@@ -14,7 +14,7 @@ from tests.text.texts import BAD, GOOD, text_model
 from vitrail.bench import LocalEngine, PlanError, PlanOverrides, collect_scores, open_run, plans
 from vitrail.bench.dry_run import dry_run_plan
 from vitrail.bench.report import write_report
-from vitrail.bench.results_store import read_results
+from vitrail.bench.results_table import read_results
 from vitrail.data import Movies
 from vitrail.errors import DataError
 from vitrail.pipeline.explain import explain

@@ -10,7 +10,7 @@ import torch
 import vitrail
 from tests.battery.decoders import decoder, words
 from vitrail.capture import verify
-from vitrail.errors import NotApplicableError
+from vitrail.errors import GuessWarning, NotApplicableError
 from vitrail.models.plain_vit import PlainViT
 
 IMAGES = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -117,3 +117,46 @@ def test_words_of_a_decoder_mixed_without_a_gradient():
     with pytest.raises(NotApplicableError, match=r"model\.layers\.0 and that of model\.layers\.1"):
         explained_words("transformer_mm")
     assert explained_words("gradient_x_input").any()
+
+
+def in_range(_, given):
+    """A model that checks its input."""
+    if given[0].abs().max() > 4.2:
+        msg = "pixels are out of range"
+        raise ValueError(msg)
+
+
+def no_changed_images(_, given):
+    if 0 < (given[0] != IMAGES).float().mean() < 1:
+        msg = "a changed image"
+        raise RuntimeError(msg)
+
+
+def test_mixing_is_found_in_a_model_that_refuses_pixels_out_of_range():
+    model = vit()
+    model.register_forward_pre_hook(in_range)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessWarning)
+        assert vitrail.explain(model, IMAGES, "transformer_mm", target=1).grid.any()
+    model.blocks[1].register_forward_hook(lambda _, __, output: MIXING["detached mean"](output))
+    with pytest.raises(NotApplicableError, match=r"blocks\.1 and that of blocks\.2"):
+        explained(model, "transformer_mm")
+
+
+def test_a_model_that_refuses_every_changed_input_is_named():
+    """Mixing without a gradient cannot be ruled out, which the call says with the model's own error."""
+    model = vit()
+    model.register_forward_pre_hook(no_changed_images)
+    reason = "not tested for tokens that are mixed without a gradient.*RuntimeError: a changed image"
+    with pytest.warns(GuessWarning, match=reason):
+        vitrail.explain(model, IMAGES, "transformer_mm", target=1)
+
+
+def test_a_model_that_attends_otherwise_on_changed_inputs_is_named():
+    """A block that is left out by what it reads, as in models of early exits."""
+    model = vit()
+    block, changed = model.blocks[3].forward, []
+    model.register_forward_pre_hook(lambda _, given: changed.append(0 < (given[0] != IMAGES).float().mean() < 1))
+    model.blocks[3].forward = lambda x: x if changed[-1] else block(x)
+    with pytest.warns(GuessWarning, match="it calls attention 3 times instead of 4"):
+        vitrail.explain(model, IMAGES, "transformer_mm", target=1)

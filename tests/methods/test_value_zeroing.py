@@ -63,6 +63,7 @@ def test_the_map_is_that_of_the_replica(family):
     ).grid[0, 0]
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
     assert float(expected.max()) > 0
+    assert float(found.sum()) == pytest.approx(1), "shares of all words, as the page says"
 
 
 def test_inputs_of_a_batch_do_not_mix_and_the_model_is_left_as_it_was():

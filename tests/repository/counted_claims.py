@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -148,6 +150,24 @@ def compared() -> tuple[str, int]:
     return WORDS[below_centre(first)], len(content("studies/results/compare.json")[first]["rows"]) - 2
 
 
+def shipped(name: str, digits: int = 2) -> tuple[str, str]:
+    """Millions of parameters and megabytes of the weights of a shipped model."""
+    data = (ROOT / f"src/vitrail/models/weights/{name}.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+    numbers = sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
+    return f"{numbers / 1e6:.2f}", f"{len(data) / 1e6:.{digits}f}"
+
+
+def sizes(page: str, *names: str, digits: int = 2) -> tuple[Claim, ...]:
+    """The rows of parameters and of the file in a card of shipped models."""
+    columns = zip(*(shipped(name, digits) for name in names), strict=True)
+    parameters, megabytes = (" | ".join(column) for column in columns)
+    return (
+        Claim(page, "| parameters | {} M |", lambda: (parameters.replace(" |", " M |"),)),
+        Claim(page, "| file, float16 | {} MB |", lambda: (megabytes.replace(" |", " MB |"),)),
+    )
+
+
 THOUSAND, PAGE = "results/imagenet1000.csv", "docs/results.md"
 MODELS, THREE = "docs/three-models.md", "results/three_models"
 MOVIES = "studies/results/movies"
@@ -189,6 +209,13 @@ CLAIMS = (
     Claim("studies/README.md", "| {} of the {} methods with a measured time", quick_and_faithful),
     Claim("studies/README.md", "All {} methods tried work on {} of {} plain vision transformers", timm_counts),
     Claim("studies/README.md", "all {} on {} of {} plain vision transformers", timm_counts),
+    *sizes("docs/cards/cifar10.md", "cifar10", digits=1),
+    *sizes("docs/cards/cifar10-distilled.md", "cifar10-distilled", digits=1),
+    *sizes("docs/cards/lm-recall.md", "lm-recall"),
+    *sizes("docs/cards/movements-tones.md", "scenes-video", "tones"),
+    *sizes("docs/cards/scenes.md", "scenes", "scenes-tagged", digits=1),
+    *sizes("docs/cards/scenes-tasks.md", "scenes-clip", "scenes-detr", "scenes-seg"),
+    *sizes("docs/cards/scenes-vlm.md", "scenes-vlm", digits=1),
 )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_readme_speed_agrees_with_the_measurements():
         ratios = [rows[name + suffix]["over_forward_backward"] for name in names if name + suffix in rows]
         assert words.startswith(f"{min(ratios):.2f} to {max(ratios):.2f} ×")
         assert words in text
-    assert f"{rows['gradtoken']['over_forward']:.1f} × F with GradToken" in text
+    assert f"GradToken {rows['gradtoken']['over_forward']:.1f} × F." in text
     assert f"and {rows['gradtoken, unchanged']['over_forward']:.2f} × F." in text
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vitrail.bench.plan import Plan, PlanError
     from vitrail.bench.plan_file import PlanOverrides, plans
     from vitrail.bench.protocols import PROTOCOLS
-    from vitrail.bench.results_store import ResultsStore, collect_scores, count_failures, read_results
+    from vitrail.bench.results_store import ResultsStore
+    from vitrail.bench.results_table import collect_scores, count_failures, read_results
     from vitrail.bench.run import open_run, run_plan
     from vitrail.bench.validate import read_plan
 
@@ -42,7 +43,8 @@ _MODULES = {
     "plan_file": ("PlanOverrides", "plans"),
     "multiclass_protocols": ("PresentClassScores",),
     "protocols": ("PROTOCOLS",),
-    "results_store": ("ResultsStore", "collect_scores", "count_failures", "read_results"),
+    "results_store": ("ResultsStore",),
+    "results_table": ("collect_scores", "count_failures", "read_results"),
     "run": ("open_run", "run_plan"),
     "validate": ("read_plan",),
 }

@@ -95,8 +95,12 @@ def explain_folder(
     engine: Engine | None = None,
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
     done: TaskCallback = lambda _: None,
+    replaced: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Path:
     """Explain every image of a folder or another source; images explained earlier are skipped and not read.
+
+    Images whose file was replaced since are explained again, with the other images of their part. Files with the size
+    and time of the explained ones count as the same; others are compared by content. Files of stores are not compared.
 
     Args:
         directory: Folder of the images, or any address that `vitrail.data.open_source` takes.
@@ -117,6 +121,7 @@ def explain_folder(
         engine: Engine that runs the parts. Default: one local worker.
         begin: Called once with the missing parts and the number of finished ones.
         done: Called with every part that is finished.
+        replaced: Called once with the ids of the images that were replaced, if there are any.
 
     Returns:
         Path of the index. Images of parts that could not be computed have the reason as error; the next call tries
@@ -157,7 +162,14 @@ def explain_folder(
         remove_stale_files(out / "parts")
     except OSError as error:
         raise write_error(error, out) from error
-    missing = [task for task in tasks if not task.is_done]
+    missing, changed = [], list[str]()
+    for task in tasks:
+        found = task.remove_replaced() if task.is_done else None
+        changed += found or []
+        if found is None or found:
+            missing.append(task)
+    if changed:
+        replaced(changed)
     begin(missing, len(tasks) - len(missing))
     lost: Mapping[str, str] = {}
     try:

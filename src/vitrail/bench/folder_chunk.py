@@ -18,9 +18,11 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.bench.context import BenchContext
+from vitrail.bench.image_contents import CONTENTS, FileVersions, explained_contents, replaced_images
 from vitrail.bench.map_store import has_maps, index_schema, write_shard
 from vitrail.bench.parts import (
     read_footer,
+    write_error,
     write_table,
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
@@ -35,6 +37,8 @@ from vitrail.targets import from_dict
 MAX_DECODERS = 8
 #: Most images that a thread or process decodes at a time.
 MAX_GROUP = 8
+#: Versions of the files of chunks that are read ahead, from before they were read.
+_VERSIONS: dict[str, FileVersions] = {}
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,20 @@ class FolderChunk:
     @property
     def is_done(self) -> bool:
         """Whether its files exist, and need not be computed again because a store did not answer."""
-        return read_footer(self.path) == self.footer and has_maps(self.path, self.footer)
+        found = read_footer(self.path) or {}
+        return {**found, CONTENTS: None} == {**self.footer, CONTENTS: None} and has_maps(self.path, self.footer)
+
+    def remove_replaced(self) -> list[str]:
+        """Ids of images that were replaced since they were explained; if there are any, its files are removed."""
+        contents, written = (read_footer(self.path) or {}).get(CONTENTS), self.path.stat().st_mtime_ns
+        replaced = replaced_images(self.source, self.images, contents, written)
+        if replaced:
+            try:
+                self.path.unlink()
+                self.path.with_suffix(".safetensors").unlink()
+            except OSError as error:
+                raise write_error(error, self.path) from error
+        return replaced
 
     @property
     def reason_missing(self) -> str | None:
@@ -94,6 +111,7 @@ class FolderChunk:
     def prepare(self, device: str) -> None:
         """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
         if self._reads_ahead(device):
+            _VERSIONS[self._reading] = FileVersions.of(self.images)
             size = json.loads(self.settings)["batch"]
             group = gcd(size, MAX_GROUP)
             _image_reader(device).start(self._reading, self._reader(device, group), self._starts(group), size // group)
@@ -110,6 +128,7 @@ class FolderChunk:
             raise WeightsError(
                 f"{settings['model']} has other weights on this machine than on the one that started the run"
             )
+        versions = _VERSIONS.pop(self._reading, None) or FileVersions.of(self.images)
         rows: dict[str, list[Any]] = {name: [] for name in index_schema().names}
         maps: dict[str, list[Tensor]] = {method: [] for method in settings["methods"]}
         unreachable = False
@@ -133,8 +152,10 @@ class FolderChunk:
         footer = self.footer | ({"unreachable": "yes"} if unreachable else {})
 
         def write() -> Path:
+            contents = explained_contents(self.source, self.images, versions)
             write_shard(self.path.with_suffix(".safetensors"), tensors, self.footer)
-            return write_table(self.path, rows, footer, index_schema())
+            own = footer if contents is None else footer | {CONTENTS: contents}
+            return write_table(self.path, rows, own, index_schema())
 
         return write
 

@@ -10,6 +10,7 @@ Files in the output folder, with the path of an image below the explained folder
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from vitrail.bench.engines import BenchTask, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.folder import folder_settings, open_listed, read_manifest, read_map
 from vitrail.bench.folder_chunk import open_folder_context
+from vitrail.bench.image_contents import CONTENTS
 from vitrail.bench.parts import read_footer, write_error, write_file
 from vitrail.capture.layout import Area
 from vitrail.data.source import Source, SourceItem
@@ -202,8 +204,10 @@ def draw_folder(
         footer = read_footer(out / "parts" / f"{part}.parquet")
         if footer is not None and footer.get("key") == manifest["key"]:
             own = {row["image"]: items[row["image"]] for row in rows if row["image"] in items}
+            contents = hashlib.sha256(str(footer.get(CONTENTS)).encode()).hexdigest()[:16]
+            key = f"{manifest['key']} {footer.get('images')} {contents}"
             tasks.append(
-                OverlayChunk(source.emptied(), own, str(out), f"{manifest['key']} {footer.get('images')}", part,
+                OverlayChunk(source.emptied(), own, str(out), key, part,
                              model.preprocess, model.structure.layout.area, original, signed)
             )  # fmt: skip
     missing = [task for task in tasks if not task.done]

@@ -57,10 +57,10 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from vitrail.bench.chunk import Chunk, make_chunks
@@ -80,12 +80,12 @@ from vitrail.bench.plan import library_versions
 from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError, require
 from vitrail.pipeline.provenance import versions
-from vitrail.scores.statistics import SampleScores
 
 if TYPE_CHECKING:
     import polars as pl
 
-T = TypeVar("T", bound=SampleScores)
+#: Files of the table of a run whose other parts were lost; the whole table replaces them.
+PARTIAL = ("partial_results.parquet", "partial_results.csv")
 
 
 class ResultsStore:
@@ -163,8 +163,11 @@ class ResultsStore:
             if not self.done(chunk) or (read_footer(chunk.path) or {}).get("unreachable")
         ]  # fmt: skip
 
-    def merge(self) -> pl.DataFrame:
+    def merge(self, *, partial: bool = False) -> pl.DataFrame:
         """Return all parts as one table, sorted by the columns that identify a row.
+
+        Args:
+            partial: Leave out missing parts instead of raising an error; one at least must be done.
 
         Raises:
             DataError: A part is missing, or a row exists twice.
@@ -172,11 +175,11 @@ class ResultsStore:
         require("polars", "bench", "read tables")
         import polars as pl
 
-        missing = self.missing()
-        if missing:
-            count = f"{len(missing)} of {len(self.chunks)} parts"
-            raise DataError(f"{count} of {self.folder} are missing: run the plan again")
-        paths = [chunk.path for chunk in self.chunks]
+        chunks = [chunk for chunk in self.chunks if self.done(chunk)]
+        missing = len(self.chunks) - len(chunks)
+        if missing and not (partial and chunks):
+            raise DataError(f"{missing} of {len(self.chunks)} parts of {self.folder} are missing: run the plan again")
+        paths = [chunk.path for chunk in chunks]
         schema = pl.read_parquet(paths[0]).schema
         table = pl.concat([pl.read_parquet(path) for path in paths] + self._not_applicable_rows(schema))
         table = table.sort(KEYS)
@@ -184,11 +187,11 @@ class ResultsStore:
         if len(duplicates):
             first = duplicates.row(0)[: len(KEYS)]
             raise DataError(f"{len(duplicates)} rows of {self.folder} are duplicates, for example {first}")
-        self._check_complete(table)
+        self._check_complete(table, chunks)
         return table
 
-    def _check_complete(self, table: pl.DataFrame) -> None:
-        """Raise an error unless every model, data set, image, method, target and protocol has a row."""
+    def _check_complete(self, table: pl.DataFrame, chunks: Sequence[Chunk]) -> None:
+        """Raise an error unless every model, data set, image, method, target and protocol of some chunks has a row."""
         import polars as pl
 
         plan = self.context.plan
@@ -196,7 +199,7 @@ class ResultsStore:
             len(plan.targets) + len(protocol_targets(plan.protocols_of(data), plan.targets)) for data in plan.dataset
         ]
         count = table.filter(pl.col("image") != "").select(*KEYS[:6]).n_unique()
-        expected = sum(chunk.maps * each[chunk.dataset] for chunk in self.chunks)
+        expected = sum(chunk.maps * each[chunk.dataset] for chunk in chunks)
         if count != expected:
             raise DataError(f"{self.folder} has {count} results, expected {expected}: run the plan again with --fresh")
 
@@ -225,7 +228,19 @@ class ResultsStore:
         write_file(paths[2], lambda file: costs.write_parquet(file, compression="zstd"))
         if self.context.plan.keep_maps:
             write_index(self.folder, self._map_rows(table).to_arrow(), self.manifest())
+        for name in PARTIAL:
+            (self.folder / name).unlink(missing_ok=True)
         return paths[0], paths[1], paths[2]
+
+    def export_partial(self) -> list[Path]:
+        """Write the table of the parts that are done, under names of its own; nothing where no part is done."""
+        if len(self.missing()) == len(self.chunks):
+            return []
+        results = self.merge(partial=True).drop(COSTS)
+        paths = [self.folder / name for name in PARTIAL]
+        write_file(paths[0], lambda file: results.write_parquet(file, compression="zstd"))
+        write_file(paths[1], lambda file: results.drop(CURVES).write_csv(file))
+        return paths
 
     def _map_rows(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of the index of maps: class, probability and errors of the table, and where each map is."""
@@ -251,58 +266,3 @@ class ResultsStore:
         named = pl.DataFrame(names, schema={"model": pl.String, "class": pl.Int32, "name": pl.String})
         offset = pl.when(pl.col("error").is_null()).then(pl.col("offset")).otherwise(None).fill_null(-1)
         return joined.join(named, on=["model", "class"], how="left").with_columns(offset.alias("offset"))
-
-
-def read_results(folder: str | Path) -> pl.DataFrame:
-    """Read the results of a finished run, without loading its models or data.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        The table `ResultsStore.merge` returns, without the cost columns.
-
-    Raises:
-        DataError: The folder has no results.
-    """
-    require("polars", "bench", "read tables")
-    import polars as pl
-
-    path = Path(folder) / "results.parquet"
-    if not path.is_file():
-        raise DataError(f"{path} does not exist: run the plan to its end first")
-    return pl.read_parquet(path)
-
-
-def count_failures(table: pl.DataFrame) -> pl.DataFrame:
-    """Count the rows of each error by model and method, the most frequent first."""
-    import polars as pl
-
-    counts = table.filter(pl.col("error").is_not_null()).group_by("model", "method", "error").len("rows")
-    return counts.sort(["rows", "model", "method", "error"], descending=[True, False, False, False])
-
-
-def count_failed_images(table: pl.DataFrame) -> tuple[int, int]:
-    """Count the images of which no method has a result, such as unreadable ones, and all images."""
-    import polars as pl
-
-    rows = table.filter(pl.col("image") != "").group_by("dataset", "image").agg(pl.col("error").is_null().any())
-    return int((~rows["error"]).sum()), len(rows)
-
-
-def collect_scores(table: pl.DataFrame, kind: type[T] = SampleScores, **where: str) -> T:  # type: ignore[assignment]
-    """Collect the rows of one method, target and protocol in the accumulator that summarises them.
-
-    Args:
-        table: Result of `read_results` or `ResultsStore.merge`.
-        kind: Accumulator of the protocol, such as `SegmentationScores`.
-        **where: Values of columns: model, dataset, method, target, protocol.
-    """
-    import polars as pl
-
-    rows = table.filter(pl.col("error").is_null(), *(pl.col(name) == value for name, value in where.items()))
-    names: list[str] = rows["score"].unique(maintain_order=True).to_list()
-    names.sort(key=lambda name: (name.partition("/")[0], int(name.partition("/")[2] or 0)))
-    wide = rows.pivot("score", index="image", values="value").sort("image")
-    values = wide.select(names).to_numpy().astype(np.float64)
-    return kind(tuple(names), dict(zip(wide["image"].to_list(), values, strict=True)))

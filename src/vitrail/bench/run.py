@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitrail.bench.context import open_context
-from vitrail.bench.engines import BenchTask, Engine, TaskCallback
+from vitrail.bench.engines import BenchTask, Engine, LostTasksError, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.ray import RayEngine
 from vitrail.bench.engines.shard import select_shard
@@ -76,11 +76,18 @@ def run_missing(
 
     Returns:
         Number of parts that were computed.
+
+    Raises:
+        LostTasksError: Some parts could not be computed; the table of the others is written.
     """
     missing = store.to_compute()
     selected = missing if shard is None else [chunk for chunk in select_shard(store.chunks, shard) if chunk in missing]
     begin(selected, len(store.chunks) - len(missing))
-    engine.run(selected, done)
+    try:
+        engine.run(selected, done)
+    except LostTasksError:
+        store.export_partial()
+        raise
     return len(selected)
 
 

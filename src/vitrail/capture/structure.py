@@ -22,14 +22,8 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, target_values
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.stream_search import find_streams
-from vitrail.capture.structure_checks import (
-    ALL_CALLS,
-    StructurePass,
-    check_folding,
-    check_mixing,
-    check_pool,
-    check_stream,
-)
+from vitrail.capture.structure_checks import check_folding, check_mixing, check_pool, check_stream
+from vitrail.capture.structure_pass import ALL_CALLS, StructurePass
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.token_placement import place_tokens, values_of_noise
 from vitrail.capture.verify import TOLERANCE, Check

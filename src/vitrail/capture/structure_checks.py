@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
-from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure_pass import ALL_CALLS, StructurePass
+from vitrail.capture.value_mixing import mixed_by_value
 from vitrail.capture.verify import TOLERANCE, Check
-
-ALL_CALLS = frozenset(range(4096))
-
-
-@dataclass
-class StructurePass:
-    """The forward pass that everything is measured on."""
-
-    model: nn.Module
-    model_inputs: ModelInputs
-    mode: AttentionMode
-    output: Any
-    scores: Tensor
-    leaf: Tensor | None
-    shared: float = 0.0
-    owners: Tensor | None = None
-    live: list[int] = field(default_factory=list)
-    arrived: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def map_size(self) -> tuple[int, ...] | None:
-        """Size of a map, such as the height and width of the images, or None for texts."""
-        return self.model_inputs.map_size
-
 
 #: Checks of the residual stream by name.
 _STREAM_CHECKS = {
@@ -111,8 +86,13 @@ def check_mixing(
     below = None if highest is None else list(live).index(highest) + 1
     if below is None and separate and one.shared > verify.SILENT**2:
         below, share = 0, one.shared**0.5
-    if below is None and (by_value := _mixed_by_value(one, base, live)) is not None:
-        below, share = by_value
+    untested = None
+    if below is None:
+        by_value, untested = mixed_by_value(one, base, live)
+        below, share = by_value or (None, share)
+    if untested is not None:
+        detail = f"not tested for tokens that are mixed without a gradient: {untested}"
+        return replace(base, notes=(*base.notes, detail)), [Check(name, None, detail)]
     if below is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
     blocks = sum(not layer.pool for layer in base.layers)
@@ -127,80 +107,6 @@ def check_mixing(
     seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}: " if repeated else ""
     detail = f"{seen}tokens are mixed {place}, by something else than recognised attention (share {share:.1e})"
     return replace(base, kind="unseen"), [Check(name, False, detail)]
-
-
-def _mixed_by_value(one: StructurePass, base: ModelStructure, live: Sequence[int]) -> tuple[int, float] | None:
-    """Whether tokens change with other ones while the result of every attention is held.
-
-    Half of the input's tokens are changed in a second pass. Unlike gradients, this also shows what a model computes
-    without one, such as a hook that adds a detached mean.
-
-    Returns:
-        The first block that changed tokens enter though their input did not change, len(live) for the head, and the
-        size of the change; None where there is no such block or it cannot be measured.
-    """
-    changed, stream = _half_changed(one, base), one.mode.stream
-    if changed is None or stream is None or stream.last is None:
-        return None
-    model_inputs, half = changed
-    held = {i: call.Z.detach() for i, call in enumerate(one.mode.calls) if call.Z is not None}
-    text = model_inputs.words is not None
-    mode = AttentionMode({"X": ALL_CALLS}, 1, keep_output=True, from_embedding=text, masks=False, held=held)
-    try:
-        with mode:
-            run_model(one.model, model_inputs)
-    except (RuntimeError, ValueError, IndexError):  # its path depends on the input
-        return None
-    if mode.stream is None or len(mode.calls) != len(one.mode.calls):
-        return None
-    pairs = [(stream.entering.get(i), mode.stream.entering.get(i)) for i in live] + [(stream.last, mode.stream.last)]
-    limit = TOLERANCE.get(one.scores.dtype, 1e-3) / 10
-    for block, (before, after) in enumerate(pairs):
-        if before is None or after is None:
-            continue
-        changes = verify.token_changes(before, after, base.tokens)
-        if changes is None:
-            continue
-        others = changes > limit
-        # Behind the last block tokens may be in another order: which of them are read is measured in each pass.
-        mixed = int(others.sum()) > int(half.sum()) if block == len(live) else bool(others[~half].any())
-        if mixed:
-            return block, float(changes.max() if block == len(live) else changes[~half].max())
-    return None
-
-
-def _half_changed(one: StructurePass, base: ModelStructure) -> tuple[ModelInputs, Tensor] | None:
-    """The inputs with about half of their tokens changed, and which ones, shape (n,); None where that is not known."""
-    words, image, owners = one.model_inputs.words, one.leaf, base.owners
-    if base.order_by_image or base.overlapping:
-        return None
-    half = verify.random_half(base.tokens, one.scores.device)
-    if words is not None and words.shape[1] == base.tokens:
-        half[[0, -1]] = False  # often special tokens, by which models find their way
-        half &= (words.roll(1, 1) != words)[0]
-        swapped = torch.where(half, words.roll(1, 1), words)
-        return (one.model_inputs.swap(words, swapped), half) if half.any() else None
-    if one.model_inputs.image is None or image is None or owners is None:
-        return None
-    own = half[owners.clamp_min(0)] & (owners >= 0)
-    certain = own & _with_neighbours(owners)
-    own = certain if certain.any() else own  # a token of a single pixel has no neighbours
-    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
-    pixels = (image.detach() + noise * own).requires_grad_()
-    return one.model_inputs.swap(image, pixels), half
-
-
-def _with_neighbours(owners: Tensor) -> Tensor:
-    """Pixels whose token is also that of a neighbour in its row and in its column.
-
-    Tokens of pixels are read off ratios of gradients. Where the terms of a gradient nearly cancel, the token is wrong
-    in reduced precision, such as TF32 (5 of the 50,176 pixels of DeiT-Tiny); the pixels around it are read rightly.
-    """
-    if owners.dim() != 2:
-        return torch.ones_like(owners, dtype=torch.bool)
-    row, column = owners[:, 1:] == owners[:, :-1], owners[1:] == owners[:-1]
-    beside = F.pad(row, (1, 0)) | F.pad(row, (0, 1))
-    return beside & (F.pad(column, (0, 0, 1, 0)) | F.pad(column, (0, 0, 0, 1)))
 
 
 def _between(model: nn.Module, base: ModelStructure, below: int) -> str:

@@ -14,7 +14,7 @@ from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
 from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
 from vitrail.capture.model_call import run_model
-from vitrail.capture.structure_checks import StructurePass
+from vitrail.capture.structure_pass import StructurePass
 from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.verify import Check
 from vitrail.errors import ModelError

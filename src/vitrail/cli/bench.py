@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,8 @@ AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Address of a Ray cluster: auto, HOST:PORT or ray://…", show_default=False),
 ]
+#: Most lost parts that are printed with their reason.
+MAX_LOST = 12
 
 
 def bench(
@@ -84,11 +87,12 @@ def bench(
 
     require_bench()
     from vitrail.bench.dry_run import dry_run_all, dry_run_plan
+    from vitrail.bench.engines import LostTasksError
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError
     from vitrail.bench.plan_file import PlanOverrides
     from vitrail.bench.report import write_report
-    from vitrail.bench.results_store import count_failed_images
+    from vitrail.bench.results_table import count_failed_images
     from vitrail.bench.run import make_engine, open_run, run_missing
     from vitrail.bench.run_progress import show_progress
 
@@ -116,8 +120,16 @@ def bench(
         raise typer.Exit(2) from error
     runner = make_engine(engine, workers, device, store.context.plan.threads, address)
     warn_shared_gpu(runner)
-    with show_progress(common.err) as progress:
-        done = run_missing(store, runner, own_shard, progress.begin, progress.done)
+    try:
+        with show_progress(common.err) as progress:
+            done = run_missing(store, runner, own_shard, progress.begin, progress.done)
+    except LostTasksError as error:
+        left = len(store.missing())
+        if left == len(store.chunks):
+            raise
+        _print_lost(store, error.reasons)
+        common.out.print(f"Report: [bold]{write_report(store.folder, device=own_device)}[/bold]", soft_wrap=True)
+        raise typer.Exit(error.exit_status) from error
     left = len(store.missing())
     if left:
         common.out.print(
@@ -208,11 +220,30 @@ def _print_plans(rows: list[tuple[str, DryRun]]) -> None:
     common.out.print("Times are rough; --dry-run measures. Give folders with --data, or set VITRAIL_DATA.")
 
 
+def _print_lost(store: ResultsStore, reasons: Mapping[str, str]) -> None:
+    """Print the parts that could not be computed, and the paths of the tables of the others."""
+    from rich.markup import escape
+
+    from vitrail.bench.results_store import PARTIAL
+    from vitrail.cli import common
+
+    for name, reason in list(reasons.items())[:MAX_LOST]:
+        common.err.print(f"[red]missing:[/red] {name}: {escape(reason)}", highlight=False, soft_wrap=True)
+    if len(reasons) > MAX_LOST:
+        common.err.print(f"[red]missing:[/red] {len(reasons) - MAX_LOST} more", highlight=False)
+    common.out.print(f"Table of the finished parts: [bold]{store.folder / PARTIAL[1]}[/bold]", soft_wrap=True)
+    total, left = len(store.chunks), len(store.missing())
+    common.out.print(
+        f"{total - left} of {total} parts are in the tables, {left} could not be computed: run the same command again",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
 def _print_summary(store: ResultsStore) -> None:
     """Write the tables of a run, and print their paths and the most frequent failures."""
     from rich.table import Table
 
-    from vitrail.bench.results_store import count_failures
+    from vitrail.bench.results_table import count_failures
     from vitrail.cli import common
 
     results, csv, costs = store.export()

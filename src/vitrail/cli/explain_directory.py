@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,21 @@ def explain_directory(
     if target:  # several classes are one row, the same for all images; "topN" stands alone
         classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
     own_device = "cuda:0" if device == "cuda" else device
+
+    def name_replaced(images: Sequence[str]) -> None:
+        count, shown = len(images), ", ".join(images[:5]) + (", …" if len(images) > 5 else "")
+        was = "image was replaced since it was explained, and is" if count == 1 else (
+            "images were replaced since they were explained, and are"
+        )  # fmt: skip
+        part = "its part" if count == 1 else "their parts"
+        err.print(f"{count} {was} explained again with {part}: {escape(shown)}", highlight=False, soft_wrap=True)
+
     with show_progress(err) as progress:
         index = explain_folder(
             directory, to, recursive=recursive, column=column, split=split, model=model,
             weights=None if weights == "pretrained" else weights, methods=methods, target=classes, scores=scores,
             device=own_device, engine=runner, imports=imports, begin=progress.begin, done=progress.done,
+            replaced=name_replaced,
         )  # fmt: skip
     sentence = model_sentence(model, weights)
     if overlays:

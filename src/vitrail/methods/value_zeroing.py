@@ -37,14 +37,15 @@ def value_zeroing(trace: ProbedTrace, *, start: int = 0) -> Tensor:
 
     C has, for two tokens i and j, the cosine distance between the block's output at i and the same output when the
     values of j are zero in all heads of this block; its rows are scaled to sum one. Skip connection, norms and MLP of
-    the block are in C, so no identity is added.
+    the block are in C, so no identity is added. Distances are between 0 (the same direction) and 2 (the opposite one);
+    the map has shares between 0 and 1, which sum to one over all tokens.
 
     Args:
         trace: The pass.
         start: First block; −1 for the last one alone.
 
     Returns:
-        Relevance of patches, shape (b, S), not negative.
+        Relevance of patches, shape (b, S), shares between 0 and 1.
     """
     probe = trace.probe
     within("start", start, len(probe.structure.layers), "blocks")

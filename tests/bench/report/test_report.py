@@ -39,7 +39,8 @@ from vitrail.bench.report.section import (  # noqa: E402
     significance_marks,
 )
 from vitrail.bench.report.values import metric_values  # noqa: E402
-from vitrail.bench.results_store import ResultsStore, collect_scores  # noqa: E402
+from vitrail.bench.results_store import ResultsStore  # noqa: E402
+from vitrail.bench.results_table import collect_scores  # noqa: E402
 from vitrail.bench.validate import read_plan  # noqa: E402
 from vitrail.cli.app import app  # noqa: E402
 from vitrail.errors import DataError  # noqa: E402

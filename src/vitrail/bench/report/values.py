@@ -33,7 +33,7 @@ _MEAN_COLUMNS = {"map": "ap", "ap_foreground": "ap_foreground", "auroc": "auroc"
 def method_scores(rows: pl.DataFrame, protocol: str) -> dict[str, SampleScores]:
     """Collect the values of each method in the protocol's own accumulator."""
     from vitrail.bench.multiclass_protocols import PresentClassScores
-    from vitrail.bench.results_store import collect_scores
+    from vitrail.bench.results_table import collect_scores
 
     kinds: dict[str, type[SampleScores]] = {
         "segmentation": SegmentationScores, "multiclass": PresentClassScores, "multiclass_original": PresentClassScores,
