@@ -19,7 +19,8 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "docs/index.md": (f"{STUDIES}/grid_pointing/cat.json",),
     "docs/methods/leadlight.md#the-default-on-second-halves": (
-        GRIDS, f"{STUDIES}/leadlight_thorough/*.json", f"{STUDIES}/pairs-scenes.json",
+        GRIDS, f"{STUDIES}/leadlight_thorough/*.json", f"{STUDIES}/leadlight_both/*.json",
+        f"{STUDIES}/pairs-scenes.json",
     ),
     "docs/methods/leadlight.md#corners": (GRIDS,),
     "docs/methods/leadlight.md#iia-and-dix-as-sources": (f"{STUDIES}/leadlight_thorough/*.json",),
