@@ -13,7 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on t
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-gc.disable()  # until the tests are collected: what is imported and collected stays, and a fifth of the time went into it
+gc.disable()  # until the tests are collected: what is imported and collected stays
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -24,7 +24,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Free unused objects from here on, those that tests make; libraries and collected tests are not looked at again."""
+    """Free unused objects from here on, those that tests make; libraries and collected tests are left alone."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
+from tests.combinations import combinations
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, ModelError, NotApplicableError
@@ -113,8 +114,9 @@ def test_activation_checkpointing_changes_nothing(train):
 # -- adapters ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("layers", [["o_proj"], ["q_proj", "v_proj"], ["fc1", "fc2"]])
+@pytest.mark.parametrize(
+    ("layers", "dora"), combinations([["o_proj"], ["q_proj", "v_proj"], ["fc1", "fc2"]], [False, True])
+)
 def test_peft_adapters_give_the_maps_of_merged_weights(layers, dora):
     peft = pytest.importorskip("peft")
     base = build("ViTForImageClassification", "ViTConfig", **VISION)
