@@ -153,6 +153,8 @@ ENCODERS = {
                    TEXT | {"global_attn_every_n_layers": 1, "attention_dropout": 0.0}),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", TEXT | {"embedding_size": 32}),
 }  # fmt: skip
+#: The others are written as one of these are.
+DISTINCT = ("gpt2", "llama", "bert", "modernbert")
 LENGTHS = (9, 5, 7)
 
 
@@ -168,7 +170,10 @@ def padded(side: str = "right") -> tuple[dict[str, Tensor], list[dict[str, Tenso
     return {"input_ids": ids, "attention_mask": mask}, alone
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in DISTINCT else pytest.mark.slow) for n in (*DECODERS, *ENCODERS)],
+)
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_padded_texts_have_the_scores_they_have_alone(name):
     model, config, options = {**DECODERS, **ENCODERS}[name]
