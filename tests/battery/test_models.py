@@ -34,6 +34,13 @@ from vitrail.methods.model_kinds import kind_of
 
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
 FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
+#: Models that are built as another one is, which runs more often; what is read of them is checked in every run.
+ALIKE = {
+    "timm:vit_tiny": "timm:vit_base", "timm:deit_tiny": "timm:vit_base", "timm:patch-8": "timm:not-square",
+    "timm:deit3_small": "timm:dinov2_reg4", "hf:vit-eager": "hf:vit", "hf:deit": "hf:vit",
+    "hf:deit-teacher": "timm:deit_tiny_distilled", "hf:dinov2": "hf:dinov2-registers", "own:turned": "own:handwritten",
+    "own:turned-einsum": "own:einsum",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -51,7 +58,17 @@ def opened(one):
         return any_output(found.output).detach(), found.blocks
 
 
-@pytest.fixture(scope="module", params=[c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def marks(name):
+    """Marks of a model on which all methods run."""
+    return [pytest.mark.slow] * (name not in FAST) + [pytest.mark.exhaustive] * (name in ALIKE)
+
+
+def test_models_that_run_less_often_are_like_one_that_does():
+    assert set(ALIKE) | set(ALIKE.values()) <= set(CASES)
+    assert not set(ALIKE) & {*FAST, *ALIKE.values()}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=marks(name)) for name in CASES])
 def repeated(request):
     return build(request.param)
 
