@@ -4,9 +4,11 @@ PY := .venv/bin/python
 OUT ?= out/demo
 WORKERS ?= 2
 SLOW ?= slow and not exhaustive
-# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured, see tests/conftest.py.
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=)
+# COVERAGE=1 measures the coverage of the fast tests and compares it with its floors.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 export NO_MKDOCS_2_WARNING = 1
+# Workers and the processes that tests start read each other's bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-rest test-all lint docs wheel bench clean
 
@@ -18,14 +20,14 @@ test: .venv/.dev  ## lint, types and the fast tests, side by side
 
 test-all:  ## everything: all tests, doctests, coverage, documentation, wheel
 	$(MAKE) test COVERAGE=1
-	$(MAKE) test-rest COVERAGE=1 SLOW=slow
+	$(MAKE) test-rest SLOW=slow
 
 test-fast: .venv/.dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(if $(COVERAGE),--cov --cov-report=)
+	$(if $(COVERAGE),$(PY) .ci/coverage.py)
 
 test-rest: .venv/.docs  ## what make test leaves out
-	$(PYTEST) -m "$(SLOW)" $(if $(COVERAGE),--cov-append)
-	$(if $(COVERAGE),$(PY) .ci/coverage.py)
+	$(PYTEST) -m "$(SLOW)"
 	$(MAKE) -j2 docs wheel
 
 lint: .venv/.dev

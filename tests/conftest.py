@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on t
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-#: Folders and files whose slow tests count for coverage: they reach code that fast tests do not.
-MEASURED = {"capture", "lrp", "methods", "models", "scores", "text", "zoo", "test_leaderboard.py", "test_ray.py"}
-#: Starts coverage in the processes that a test starts.
-COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
+gc.disable()  # until the tests are collected: what is imported and collected stays
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -27,26 +23,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run the other slow tests and their processes without coverage, with which they take half as long again."""
-    tracer = sys.gettrace()
-    is_measured = item.get_closest_marker("slow") is None or not MEASURED.isdisjoint(item.path.parts)
-    if tracer is None or is_measured:
-        return (yield)
-    config = os.environ.pop(COVERAGE_OF_PROCESSES, None)
-    sys.settrace(None)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(tracer)
-        if config is not None:
-            os.environ[COVERAGE_OF_PROCESSES] = config
+def pytest_collection_finish() -> None:
+    """Free unused objects from here on, those that tests make; libraries and collected tests are left alone."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free everything at its end; some libraries count what is left."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    torch.manual_seed(0)
+    # torch.manual_seed would note the stack of each call for every kind of device that is not there, in milliseconds.
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,13 @@ from vitrail.methods.model_kinds import kind_of
 
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
 FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
+#: Models that are built as another one is, which runs more often; what is read of them is checked in every run.
+ALIKE = {
+    "timm:vit_tiny": "timm:vit_base", "timm:deit_tiny": "timm:vit_base", "timm:patch-8": "timm:not-square",
+    "timm:deit3_small": "timm:dinov2_reg4", "hf:vit-eager": "hf:vit", "hf:deit": "hf:vit",
+    "hf:deit-teacher": "timm:deit_tiny_distilled", "hf:dinov2": "hf:dinov2-registers", "own:turned": "own:handwritten",
+    "own:turned-einsum": "own:einsum",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -51,7 +58,17 @@ def opened(one):
         return any_output(found.output).detach(), found.blocks
 
 
-@pytest.fixture(scope="module", params=[c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def marks(name):
+    """Marks of a model on which all methods run."""
+    return [pytest.mark.slow] * (name not in FAST) + [pytest.mark.exhaustive] * (name in ALIKE)
+
+
+def test_models_that_run_less_often_are_like_one_that_does():
+    assert set(ALIKE) | set(ALIKE.values()) <= set(CASES)
+    assert not set(ALIKE) & {*FAST, *ALIKE.values()}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=marks(name)) for name in CASES])
 def repeated(request):
     return build(request.param)
 
@@ -162,17 +179,22 @@ def test_maps_are_those_of_one_image_and_one_target_alone(repeated, explained):
             assert torch.allclose(alone[name].grid, expected, rtol=1e-9, atol=1e-9 * scale), name
 
 
+#: Pixels of the images of the following models.
+PIXELS = {"img_size": 64}
 #: Models of timm by their kind, with options that make them small.
 OTHERS = {
     "pvt_v2_b0": ("pyramid", {"depths": (1, 1, 1, 1)}),
-    "pit_ti_224": ("pyramid", {"depth": (1, 1, 1)}),
-    "levit_128s": ("pyramid", {"depth": (1, 1, 1)}),
-    "mvitv2_tiny": ("pyramid", {}),
-    "convit_tiny": ("mixed", {"depth": 3, "local_up_to_layer": 2}),
-    "cait_xxs24_224": ("class-attention", {"depth": 2}),
-    "nest_tiny": ("windowed", {}),
-    "swin_tiny_patch4_window7_224": ("windowed", {"depths": (2, 2), "embed_dim": 24, "num_heads": (2, 2)}),
-    "twins_pcpvt_small": ("pyramid", {"depths": (1, 1, 1, 1)}),
+    "pit_ti_224": ("pyramid", PIXELS | {"depth": (1, 1, 1)}),
+    "levit_128s": ("pyramid", PIXELS | {"depth": (1, 1, 1)}),
+    "mvitv2_tiny": ("pyramid", PIXELS),
+    "convit_tiny": ("mixed", PIXELS | {"depth": 3, "local_up_to_layer": 2}),
+    "cait_xxs24_224": ("class-attention", PIXELS | {"depth": 2}),
+    "nest_tiny": ("windowed", PIXELS),
+    "swin_tiny_patch4_window7_224": (
+        "windowed",
+        PIXELS | {"depths": (2, 2), "embed_dim": 24, "num_heads": (2, 2), "window_size": 4},
+    ),
+    "twins_pcpvt_small": ("pyramid", PIXELS | {"depths": (1, 1, 1, 1)}),
 }
 #: Too large for the fast tests.
 LARGE = ("mvitv2_tiny", "nest_tiny", "twins_pcpvt_small")
@@ -184,7 +206,7 @@ def test_models_without_one_chain_of_global_attention_are_told_apart(name):
 
     kind, options = OTHERS[name]
     model = timm.create_model(name, num_classes=4, **options).eval()
-    images = torch.randn(1, *IMAGE)
+    images = torch.randn(1, 3, PIXELS["img_size"], PIXELS["img_size"])
     assert read_structure(model, ModelInputs((images,))).kind == kind
     with pytest.raises(vitrail.errors.NotApplicableError, match="does not apply"):
         vitrail.explain(model, images, "rollout")

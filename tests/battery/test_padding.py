@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitrail
 from tests.battery.changed_maps import ONE_PASS
@@ -22,10 +22,15 @@ def next_word(output: Any) -> Tensor:
     return best
 
 
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    """In double precision, as sums cancel in relevance rules; rotary positions are computed in single precision."""
+    return vitrail.load("lm-recall").module.double()
+
+
 @pytest.mark.parametrize("method", ONE_PASS)
-def test_padding_changes_nothing(method: str) -> None:
-    # In double precision, as sums cancel in relevance rules; rotary positions are computed in single precision.
-    model, tokenizer = vitrail.load("lm-recall").module.double(), recall_tokenizer()
+def test_padding_changes_nothing(method: str, model: nn.Module) -> None:
+    tokenizer = recall_tokenizer()
     plain = dict(tokenizer([draw_recall(0, 0, task="lookup", split="test")[0].text], return_tensors="pt"))
     front = {"input_ids": torch.full((1, PADDING), tokenizer.pad_token_id), "attention_mask": torch.zeros(1, PADDING)}
     padded = {name: torch.cat([front[name].long(), value], 1) for name, value in plain.items()}

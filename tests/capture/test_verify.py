@@ -12,6 +12,7 @@ from torch import nn
 
 import vitrail
 from tests.capture.own_vit import DEPTH, ORDERS, PATCH, SIDE, SPELLINGS, UNSEEN, OwnViT, twin
+from tests.combinations import combinations
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
@@ -72,9 +73,9 @@ def test_every_order_of_tokens_gives_the_same_maps(order, pool, reference):
         assert torch.allclose(grid, expected, rtol=1e-6, atol=1e-9 * float(expected.abs().max())), name
 
 
-@pytest.mark.parametrize("rows", [2, 4])
-@pytest.mark.parametrize("spelling", ["fused", "einsum-mixed", "bmm", "exp-sum"])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "spelling", "rows"), combinations(list(ORDERS), ["fused", "einsum-mixed", "bmm", "exp-sum"], [2, 4])
+)
 def test_the_odd_patch_is_where_it_is(order, spelling, rows):
     """All patches are equal but one, positions are zero: only the odd cell of a map may differ from the others."""
     model = twin(order=order, spelling=spelling, rows=rows)

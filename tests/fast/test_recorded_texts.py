@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitrail
+from tests.combinations import combinations
 from tests.fast.test_recordings import Replay, graphs  # noqa: F401
 from vitrail.capture.frozen import frozen
 from vitrail.fast import recordings
@@ -74,8 +75,9 @@ def as_recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-@pytest.mark.parametrize("build", [bert, decoder])
-@pytest.mark.parametrize("method", ["gradtoken", "rollout:discard=0.5", "attnlrp", "leadlight"])
+@pytest.mark.parametrize(
+    ("build", "method"), combinations([decoder, bert], ["gradtoken", "rollout:discard=0.5", "attnlrp", "leadlight"])
+)
 def test_texts_are_recorded_whatever_their_padding(
     build: Any,
     method: str,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import vitrail
+from tests.combinations import combinations
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import GuessWarning, InputError, NotApplicableError
 from vitrail.fast import cached_per_call
@@ -96,8 +97,7 @@ def test_whether_a_tensor_is_shared_is_measured(images):
     assert roles(built(Question), **given)["texts"] == ("other", True, "effect")
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("texts", [2, 3])
+@pytest.mark.parametrize(("method", "texts"), combinations(list(METHODS), [2, 3]))
 def test_shared_texts_are_no_rows_of_the_images(method, texts):
     model, given = built(Similarity), {"pixel_values": IMAGES, "texts": TEXTS[:texts]}
     together = vitrail.explain(model, given, method, target=1, **METHODS[method])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import vitrail
+from tests.combinations import combinations
 from vitrail.errors import NotApplicableError
 from vitrail.models.plain_vit import PlainViT
 
@@ -47,21 +50,24 @@ class Scaled(nn.Module):
 SCALAR = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("method", ["lrp", "attnlrp", "transformer_attribution", "abslrp", "conservative_lrp"])
+#: Operations of a value and a number.
+OPERATIONS = {
+    "mul": lambda y, number: y * number, "rmul": lambda y, number: number * y, "sub": lambda y, number: y - number,
+    "add": lambda y, number: y + number, "div": lambda y, number: y / number,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("change", "fixed"),
-    [(lambda y: y * SCALAR, lambda y: y * 0.7), (lambda y: SCALAR * y, lambda y: 0.7 * y),
-     (lambda y: y - SCALAR, lambda y: y - 0.7), (lambda y: y + SCALAR, lambda y: y + 0.7),
-     (lambda y: y / SCALAR, lambda y: y / 0.7)],
-    ids=["mul", "rmul", "sub", "add", "div"],
-)  # fmt: skip
-def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
+    ("operation", "method"),
+    combinations(list(OPERATIONS), ["lrp", "attnlrp", "transformer_attribution", "abslrp", "conservative_lrp"]),
+)
+def test_a_scalar_without_axes_is_a_constant(operation, method):
     torch.manual_seed(0)
     model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     mlp = model.blocks[1].mlp
     maps = []
-    for one in (change, fixed):
-        model.blocks[1].mlp = Scaled(mlp, one)
+    for number in (SCALAR, 0.7):
+        model.blocks[1].mlp = Scaled(mlp, partial(OPERATIONS[operation], number=number))
         maps.append(vitrail.explain(model, images, method, target=1).grid)
     assert torch.allclose(*maps, rtol=1e-10)
     model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of all tokens

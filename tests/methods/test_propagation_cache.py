@@ -11,6 +11,7 @@ import torch
 
 import vitrail
 from tests.battery.decoders import WORDS, decoder, words
+from tests.combinations import combinations
 from vitrail.errors import VitrailError
 from vitrail.methods.propagation_cache import PropagationCache
 
@@ -42,8 +43,7 @@ def forwards(model, call):
     return len(counts)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["GPT2", "Llama", "Gemma2"])
+@pytest.mark.parametrize(("family", "method"), combinations(["GPT2", "Llama", "Gemma2"], METHODS))
 def test_one_forward_pass_gives_the_map_of_two(family, method):
     model = decoder(family).double()
     found = explained(model, method)

@@ -28,7 +28,9 @@ def mirror_blind_vit():
     return model
 
 
-@pytest.mark.parametrize("size", [(16, 64), (64, 16), (32, 32), (19, 67), (36, 38)])
+@pytest.mark.parametrize(
+    "size", [(16, 64), (64, 16), (19, 67), *(pytest.param(s, marks=pytest.mark.slow) for s in ((32, 32), (36, 38)))]
+)
 def test_mirrored_maps_come_back_to_their_place(size):
     """For a model that treats both sides alike, mirror images add nothing: the grid and its place are exact."""
     model, images = mirror_blind_vit(), random_images(*size)

@@ -56,11 +56,10 @@ def missing(name: str, text: str, folder: Path) -> list[str]:
     wrong = []
     for block in blocks:
         own = files[block.headings]
-        values = {number for path in own | everywhere for number in roundings(path, block.names)}
-        claims = block.decimals() - values
+        numbers = block.decimals() | (block.measured() if own else set())
+        claims = {n for n in numbers if not any(n in roundings(path, block.names) for path in own | everywhere)}
         if own:
-            claims |= block.measured() - values
-            claims |= block.counts() - {number for path in own for number in counts(path)}
+            claims |= {n for n in block.counts() if not any(n in counts(path) for path in own)}
         section = block.headings[-1] if block.headings else "beginning"
         shown = ", ".join(sorted(path.name for path in own)) or "no file"
         wrong += [f"{name}#{section}: {n} is not in {shown}: {block.text[:80]}" for n in sorted(claims - known)]

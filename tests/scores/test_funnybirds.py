@@ -162,7 +162,7 @@ def slow_scores(responses: BirdResponses, importance: PartImportance, image: int
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_values_are_those_of_the_definitions(seed: int) -> None:
     responses, importance = random_responses(seed), random_importance(seed)
     thresholds = PART_THRESHOLDS[[0, 20, 60]]

@@ -55,7 +55,7 @@ def other(library: str, name: str, reason: str, refused: str = "rollout") -> Ent
     return Entry(
         f"{library}:{name}", build, ("plant_patch", "permute_examples"), METHODS.get(name, INPUT_METHODS),
         {refused: reason},
-        slow=name not in FAST,
+        slow=library == "torchvision" or name not in FAST,
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ ENTRIES = [
     Entry("hf:CLIPModel, three texts", partial(contrastive, "CLIPModel", "CLIPConfig", 3, projection_dim=16),
           ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), PROMPTED,
-          slow=False, target="prompt"),
+          target="prompt"),
     Entry("hf:ChineseCLIPModel", partial(contrastive, "ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=16),
           ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:AltCLIPModel",

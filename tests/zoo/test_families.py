@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
+from tests.combinations import combinations
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, ModelError, NotApplicableError
@@ -113,8 +114,9 @@ def test_activation_checkpointing_changes_nothing(train):
 # -- adapters ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("layers", [["o_proj"], ["q_proj", "v_proj"], ["fc1", "fc2"]])
+@pytest.mark.parametrize(
+    ("layers", "dora"), combinations([["o_proj"], ["q_proj", "v_proj"], ["fc1", "fc2"]], [False, True])
+)
 def test_peft_adapters_give_the_maps_of_merged_weights(layers, dora):
     peft = pytest.importorskip("peft")
     base = build("ViTForImageClassification", "ViTConfig", **VISION)
@@ -151,6 +153,8 @@ ENCODERS = {
                    TEXT | {"global_attn_every_n_layers": 1, "attention_dropout": 0.0}),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", TEXT | {"embedding_size": 32}),
 }  # fmt: skip
+#: The others are written as one of these are.
+DISTINCT = ("gpt2", "llama", "bert", "modernbert")
 LENGTHS = (9, 5, 7)
 
 
@@ -166,7 +170,10 @@ def padded(side: str = "right") -> tuple[dict[str, Tensor], list[dict[str, Tenso
     return {"input_ids": ids, "attention_mask": mask}, alone
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in DISTINCT else pytest.mark.slow) for n in (*DECODERS, *ENCODERS)],
+)
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_padded_texts_have_the_scores_they_have_alone(name):
     model, config, options = {**DECODERS, **ENCODERS}[name]

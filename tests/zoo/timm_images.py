@@ -7,11 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from tests.zoo.entry import INPUT_METHODS, METHODS, WITHOUT_LEADLIGHT, Entry, Subject
 from tests.zoo.images import NONE, PYRAMID, WINDOWS
 from tests.zoo.tiny import add_noise, in_double
 
+#: Models whose number of blocks is no option.
+UNCUT = {"nest_tiny", "mixer_s32_224", "resmlp_12_224", "gmlp_ti16_224"}
 NARROW = {"embed_dim": 48, "num_heads": 4, "depth": 2}
 
 
@@ -20,9 +23,21 @@ def subject(name: str, patch: int, size: tuple[int, int], options: Mapping[str, 
     import timm
 
     torch.manual_seed(0)
-    model = add_noise(timm.create_model(name, num_classes=5, **options))
+    model = timm.create_model(name, num_classes=5, **options)
+    if name in UNCUT:
+        cut_blocks(model)
+    add_noise(model)
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
     return in_double(Subject(model, images, 1, grid=(size[0] // patch, size[1] // patch)))
+
+
+def cut_blocks(model: nn.Module) -> None:
+    """Keep the first two blocks, or the first block of each level."""
+    if hasattr(model, "levels"):
+        for level in model.levels:
+            level.transformer_encoder = level.transformer_encoder[:1]
+    else:
+        model.blocks = model.blocks[:2]
 
 
 def plain(
@@ -40,7 +55,7 @@ def plain(
 
 def other(name: str, reason: str, size: int = 64, pending: Mapping[str, str] | None = None, **options: Any) -> Entry:
     build = partial(subject, name, 16, (size, size), options)
-    methods = INPUT_METHODS if size < 128 else ("gradient_x_input",)
+    methods = INPUT_METHODS if size == 64 else ("gradient_x_input",)
     return Entry(
         f"timm:{name}", build, ("plant_patch", "permute_examples"), methods, {"rollout": reason}, slow=True,
         pending=pending or {},
@@ -86,11 +101,12 @@ ENTRIES = [
     other(
         "crossvit_tiny_240",
         "class-attention",
-        size=240,
-        depth=[[1, 1, 0], [1, 1, 0], [1, 1, 0]],
+        size=120,  # of the sizes that both patch sizes divide, the smallest
+        img_size=120,
+        depth=[[1, 1, 0], [1, 1, 0]],
     ),
     other("pit_ti_224", PYRAMID, img_size=64, depth=(1, 1, 1)),
-    other("levit_128s", PYRAMID, size=224),
+    other("levit_128s", PYRAMID, img_size=64),
     other("pvt_v2_b0", PYRAMID, depths=(1, 1, 1, 1)),
     other(
         "swin_tiny_patch4_window7_224",
