@@ -263,7 +263,7 @@ def updated(page: str, tables: dict[str, Table]) -> str:
 
 
 def default_table(path: Path) -> str:
-    """The former default beside the best method by score and model, with the interval of the difference, not corrected."""
+    """The former default beside the best method by score and model, with uncorrected intervals of the difference."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = {(r["model"], r["dataset"], r["score"], r["method"]): r for r in csv.DictReader(file)}
     lines = []

@@ -73,9 +73,10 @@ def test_expensive_and_inapplicable_methods_are_left_out_with_a_reason():
 def test_the_reason_counts_passes_and_names_what_is_not_different(forwards, text):
     from types import SimpleNamespace
 
-    def row(method, tied):
+    def row(method, tied, to_best=None, forwards=forwards):
         test = SimpleNamespace(significant=True, difference=SimpleNamespace(value=1.0))
-        ranked = SimpleNamespace(control=False, to_control=test, tied_with_best=tied, value=SimpleNamespace(value=0.3))
+        ranked = SimpleNamespace(control=False, to_control=test, tied_with_best=tied, value=SimpleNamespace(value=0.3),
+                                 to_best=to_best and SimpleNamespace(difference=to_best))  # fmt: skip
         return SimpleNamespace(method=method, ranked=ranked, class_similarity=0.2, forwards=forwards)
 
     chosen, reason = compare_module._recommend([row("gradtoken", True), row("gradcam", True)])
@@ -84,6 +85,10 @@ def test_the_reason_counts_passes_and_names_what_is_not_different(forwards, text
     assert reason.endswith("Not significantly different from it: gradcam.")
     assert "Every other" in compare_module._recommend([row("gradtoken", True), row("gradcam", False)])[1]
     assert "the only method" in compare_module._recommend([row("gradtoken", True)])[1]
+    # The cheaper of two is recommended unless the interval of the difference shows that it is worse.
+    for difference, expected in (((-0.1, -0.2, 0.01), "gradcam"), ((-0.1, -0.2, -0.01), "gradtoken")):
+        cheap = row("gradcam", True, difference, forwards=forwards / 2)
+        assert compare_module._recommend([row("gradtoken", True), cheap])[0] == expected
 
 
 def test_refusals_say_what_is_wrong():

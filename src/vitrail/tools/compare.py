@@ -354,7 +354,7 @@ def _localisation(explanation: Any, masks: NDArray[Any] | Tensor | None) -> floa
 
 
 def _recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
-    """The cheapest of the class-specific methods that are tied with the best, with the reason."""
+    """The cheapest of the class-specific methods that are not known to be worse than the best, with the reason."""
     methods = [row for row in rows if not row.ranked.control]
     better = [row for row in methods if row.ranked.to_control is not None and row.ranked.to_control.significant
               and row.ranked.to_control.difference.value > 0]  # fmt: skip
@@ -366,7 +366,9 @@ def _recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
     specific = [row for row in better if row.class_similarity is None or row.class_similarity < 0.99]
     best = (specific or better)[0]
     tied = [row for row in specific or better if row.ranked.tied_with_best or row is best]
-    choice = min(tied, key=lambda row: (row.forwards, -row.ranked.value.value))
+    # On few inputs a corrected test finds no difference whatever it is: the interval must not show one either.
+    even = [row for row in tied if row is best or row.ranked.to_best is None or row.ranked.to_best.difference[2] >= 0]
+    choice = min(even, key=lambda row: (row.forwards, -row.ranked.value.value))
     others = [row.method for row in tied if row is not choice]
     sure = (
         f"Not significantly different from it: {', '.join(others)}"
