@@ -24,7 +24,7 @@ test-all:  ## everything: all tests, doctests, coverage, documentation, wheel
 
 test-fast: .venv/.dev
 	$(PYTEST) -m "not slow" $(if $(COVERAGE),--cov --cov-report=)
-	$(if $(COVERAGE),$(PY) .ci/coverage.py)
+	$(if $(COVERAGE),$(PY) -m coverage run -p .ci/imports.py && $(PY) -m coverage combine -q --append && $(PY) .ci/coverage.py)
 
 test-rest: .venv/.docs  ## what make test leaves out
 	$(PYTEST) -m "$(SLOW)"
