@@ -22,6 +22,7 @@ FILES: dict[str, tuple[str, ...]] = {
         GRIDS, f"{STUDIES}/leadlight_thorough/*.json", f"{STUDIES}/leadlight_both/*.json",
         f"{STUDIES}/pairs-scenes.json",
     ),
+    "docs/methods/leadlight.md#card": (GRIDS,),
     "docs/methods/leadlight.md#corners": (GRIDS,),
     "docs/methods/leadlight.md#iia-and-dix-as-sources": (f"{STUDIES}/leadlight_thorough/*.json",),
     "docs/methods/leadlight.md#how-leadlightobject-was-chosen": LEADLIGHT,
