@@ -52,6 +52,20 @@ dataset = { name = "scenes", options = { split = "test", count = 4, objects = 1 
 """
 
 
+def parts_of_one_image(count: int) -> str:
+    """A plan of parts with one image each, for interrupted runs."""
+    return f"""
+name = "small"
+models = ["cifar10"]
+methods = ["raw_attention", "random"]
+controls = false
+protocols = ["complexity"]
+batch = 1
+chunk = 1
+dataset = {{ name = "scenes", options = {{ split = "test", count = {count}, objects = 1 }} }}
+"""
+
+
 def open_store(text, folder, tmp):
     """Write a plan's text to a file and open its run in a folder."""
     path = tmp / f"plan-{abs(hash(text))}.toml"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench.bench_helpers import TINY, assert_same, open_store, table_bytes
+from tests.bench.bench_helpers import TINY, assert_same, open_store, parts_of_one_image, table_bytes
 from vitrail.bench.engines import LostTasksError
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import select_shard
@@ -23,16 +23,7 @@ from vitrail.errors import DataError, InputError
 #: Number of times a run is killed, from its start to its end.
 KILLS = 20
 
-SMALL = """
-name = "small"
-models = ["cifar10"]
-methods = ["raw_attention", "random"]
-controls = false
-protocols = ["complexity"]
-batch = 1
-chunk = 1
-dataset = { name = "scenes", options = { split = "test", count = 14, objects = 1 } }
-"""
+SMALL = parts_of_one_image(14)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from tests.bench.bench_helpers import parts_of_one_image
 from vitrail.bench import chunk
 from vitrail.bench.engines import LostTasksError
 from vitrail.bench.run import run_plan
@@ -14,16 +15,7 @@ pl = pytest.importorskip("polars")
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-PLAN = """
-name = "partial"
-models = ["cifar10"]
-methods = ["raw_attention", "random"]
-controls = false
-protocols = ["complexity"]
-batch = 1
-chunk = 1
-dataset = { name = "scenes", options = { split = "test", count = 4, objects = 1 } }
-"""
+PLAN = parts_of_one_image(4)
 #: The second of four parts, each of one image.
 LOST = "part-m0-d0-c00001-g00"
 

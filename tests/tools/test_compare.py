@@ -26,7 +26,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_good_method_is_recommended_and_used():
-    loaded, scenes = vitrail.load("scenes"), list(Scenes(split="test", count=10))
+    loaded, scenes = vitrail.load("scenes"), list(Scenes(split="test", count=16))
     images = torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2) / 127.5 - 1
     masks = np.stack([scene.masks[0] for scene in scenes])
     found = vitrail.compare(loaded, images, ["attnlrp", "transformer_mm", "gradcam", "rollout"], masks=masks)
