@@ -1,16 +1,14 @@
 """Collect runs of the plan three_models.toml, and update the tables and the figure of docs/three-models.md.
 
-    python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
-    python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
-    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 34 + 50
-    python results/three_models.py present RUN [RUN ...] # three_models_present.csv: `leadlight:single`, 100 + 50
-    python results/three_models.py present results/three_models_present  # the same from the committed values
-    python results/three_models.py                       # tables and figure from the committed files
+    python results/three_models.py --collect RUN [RUN ...]  # values of each image, the manifest, and the CSV files
+    python results/three_models.py --collect                # the CSV files from the committed values
+    python results/three_models.py                          # tables and figure from the CSV files
 
 RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``studies/run_plan.py`` writes them. A method
-that is in several runs is taken from the last one; images are those that all runs have. Values, intervals and tests are
-computed for each model by itself, with the functions of `vitrail report`.
-Methods that cost thousands of passes were run on fewer images, so there are three sets of rows.
+that is in several runs is taken from the last one. Values, intervals and tests are computed for each model by itself,
+with the functions of `vitrail report`. Methods of many passes were run on fewer images, so there are two sets of rows:
+``three_models_single.csv`` has the methods that have all images, ``three_models.csv`` all methods on the images that
+every method has.
 """
 
 from __future__ import annotations
@@ -29,12 +27,7 @@ from show import ScoreCell, ScoreColumn
 
 HERE = Path(__file__).resolve().parent
 #: Sets of rows by name, with the stem of their files.
-SETS = {
-    "single": "three_models_single", "all": "three_models", "new": "three_models_new",
-    "present": "three_models_present",
-}  # fmt: skip
-#: Sets without a table of mean ranks.
-UNRANKED = ("new", "present")
+SETS = {"single": "three_models_single", "all": "three_models"}
 PAGE = HERE.parent / "docs" / "three-models.md"
 FIGURE = "images/three-models.png"
 TITLES = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
@@ -52,26 +45,41 @@ CSV_COLUMNS = (
     "model", "dataset", "protocol", "score", "better", "unit", "method", "control", "images", "value", "low", "high",
     "to_best", "p_to_best", "to_control", "p_to_control", "to_best_low", "to_best_high",
 )  # fmt: skip
-FORMER = "leadlight:single"  # the default when the set "present" was measured
+DEFAULT = "leadlight"
 Table = dict[tuple[str, ScoreColumn], dict[str, ScoreCell]]
 
 
-def model_rows(runs: Sequence[Path], model: str) -> Any:
-    """Rows of a model from several runs: each method from the last run that has it, on the images of all runs."""
+def values_path(model: str) -> Path:
+    """File with the values of each image of a model."""
+    return HERE / "three_models" / f"{model}.parquet"
+
+
+def run_rows(runs: Sequence[Path], model: str) -> Any:
+    """Rows of a model: each method from the last run that has it."""
     import polars as pl
 
-    tables = [pl.read_parquet(run / f"scores-{model}.parquet") for run in runs]
-    images = set.intersection(*(set(table.select("dataset", "image").unique().rows()) for table in tables))
     parts, seen = [], set[str]()
-    for table in reversed(tables):
+    for table in reversed([pl.read_parquet(run / f"scores-{model}.parquet") for run in runs]):
         parts.append(table.filter(~pl.col("method").is_in(list(seen))))
         seen |= set(table["method"].unique())
-    shared = pl.DataFrame(sorted(images), schema=["dataset", "image"], orient="row")
-    return pl.concat(reversed(parts)).join(shared, on=["dataset", "image"], how="semi")
+    return pl.concat(reversed(parts))
 
 
-def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Rows of the CSV: every score of every method, by model; some methods can be left out before they are ranked."""
+def rows_of_set(rows: Any, name: str) -> Any:
+    """Rows of methods that have all images, or of all methods on the images that every method has."""
+    import polars as pl
+
+    images = rows.select("dataset", "image", "method").unique()
+    if name == "single":
+        counts = images.group_by("method").len()
+        return rows.filter(pl.col("method").is_in(counts.filter(len=counts["len"].max())["method"].implode()))
+    counts = images.group_by("dataset", "image").len()
+    shared = counts.filter(len=rows["method"].n_unique())
+    return rows.join(shared, on=["dataset", "image"], how="semi")
+
+
+def csv_rows(tables: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of the CSV: every score of every method, by model."""
     import polars as pl
 
     from vitrail.bench.plan import CONTROLS
@@ -79,8 +87,7 @@ def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[di
     from vitrail.bench.report.values import method_scores, metric_values
     from vitrail.scores.comparison import rank_methods
 
-    for model in TITLES:
-        rows = model_rows(runs, model).filter(~pl.col("method").is_in(list(leave_out)))
+    for model, rows in tables.items():
         for dataset, protocol in dict.fromkeys((column.dataset, column.protocol) for column in SCORES):
             own = rows.filter(pl.col("dataset") == dataset, pl.col("protocol") == protocol)
             if own.is_empty():
@@ -106,7 +113,7 @@ def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[di
                     yield dict(zip(CSV_COLUMNS, cells, strict=True))
 
 
-def manifest(runs: Sequence[Path], images: dict[str, int]) -> dict[str, Any]:
+def manifest(runs: Sequence[Path]) -> dict[str, Any]:
     """Everything the numbers depend on; files by hash, without paths."""
     found = [json.loads((run / "manifest.json").read_text(encoding="utf-8")) for run in runs]
     plan = found[0]["plan"]
@@ -118,10 +125,11 @@ def manifest(runs: Sequence[Path], images: dict[str, int]) -> dict[str, Any]:
         for m in plan["models"]
     ]
     return {
-        "models": models, "images": images, "settings": settings, "not_applicable": found[0]["refused"],
+        "models": models, "settings": settings, "not_applicable": found[0]["refused"],
         "runs": [
             {
-                "key": one["key"], "methods": one["methods"], "device": one["accelerator"], "machine": one["machine"],
+                "key": one["key"], "methods": one["methods"], "images": one["images"],
+                "device": one["accelerator"], "machine": one["machine"],
                 "versions": {n: "from source" if (n, t) == ("vitrail", "absent") else t
                              for n, t in one["versions"].items()},
             }
@@ -255,22 +263,20 @@ def updated(page: str, tables: dict[str, Table]) -> str:
             f"claims_{name}": claims_table(table), f"perturbation_{name}": values_table(table, perturbation),
             f"localisation_{name}": values_table(table, localisation),
         }  # fmt: skip
-        if name not in UNRANKED:
-            shown[f"ranks_{name}"] = mean_rank_table(table)
-    if "present" in tables:
-        shown["default"] = default_table(HERE / f"{SETS['present']}.csv")
+        shown[f"ranks_{name}"] = mean_rank_table(table)
+    shown["default"] = default_table(HERE / f"{SETS['single']}.csv")
     return show.replace_tables(page, shown)
 
 
 def default_table(path: Path) -> str:
-    """The former default beside the best method by score and model, with uncorrected intervals of the difference."""
+    """The default beside the best method by score and model, with uncorrected intervals of the difference."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = {(r["model"], r["dataset"], r["score"], r["method"]): r for r in csv.DictReader(file)}
     lines = []
     for column in SCORES:
         cells = []
         for model in TITLES:
-            own = rows[model, column.dataset, column.score, FORMER]
+            own = rows[model, column.dataset, column.score, DEFAULT]
             digits = 1 if own["unit"] else 3
             value = f"{float(own['value']):.{digits}f}"
             if own["to_best"]:
@@ -283,29 +289,33 @@ def default_table(path: Path) -> str:
     return show._markdown(["score", *TITLES.values()], lines)  # noqa: SLF001
 
 
-def collect(name: str, runs: Sequence[Path], leave_out: Sequence[str]) -> None:
-    """Write the CSV and the manifest of a set from its runs."""
-    rows = list(csv_rows(runs, leave_out))
-    with (HERE / f"{SETS[name]}.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    if not all((run / "manifest.json").is_file() for run in runs):
-        return  # committed values, whose manifest is committed too
-    text = json.dumps(manifest(runs, {row["dataset"]: row["images"] for row in rows}), indent=2, ensure_ascii=False)
-    (HERE / f"{SETS[name]}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
+def collect(runs: Sequence[Path]) -> None:
+    """Write values and manifest if runs are given, and the CSV of each set from the values."""
+    from image_values import read_values, store_values
+
+    if runs:
+        values_path("any").parent.mkdir(exist_ok=True)
+        for model in TITLES:
+            store_values(run_rows(runs, model), values_path(model))
+        text = json.dumps(manifest(runs), indent=2, ensure_ascii=False)
+        (HERE / "three_models-manifest.json").write_text(f"{text}\n", encoding="utf-8")
+    values = {model: read_values(values_path(model)).filter(target="predicted") for model in TITLES}
+    for name, stem in SETS.items():
+        rows = list(csv_rows({model: rows_of_set(own, name) for model, own in values.items()}))  # takes minutes
+        with (HERE / f"{stem}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def main() -> None:
     """Collect runs if some are given, then update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", nargs="?", choices=list(SETS), help="set of rows that the runs belong to")
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs, the newest last")
-    parser.add_argument("--leave-out", nargs="*", default=[], metavar="METHOD", help="methods not to collect")
+    parser.add_argument("--collect", nargs="*", type=Path, metavar="RUN", help="folders of runs, the newest last")
     args = parser.parse_args()
-    if args.runs:
-        collect(args.set, args.runs, args.leave_out)
-    tables = {name: read_table(HERE / f"{stem}.csv") for name, stem in SETS.items() if (HERE / f"{stem}.csv").exists()}
+    if args.collect is not None:
+        collect(args.collect)
+    tables = {name: read_table(HERE / f"{stem}.csv") for name, stem in SETS.items()}
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
     draw(tables["single"], PAGE.parent / FIGURE)
 

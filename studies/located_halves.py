@@ -41,6 +41,7 @@ def localisation(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
             verdict = vitrail.explain(loaded, image, method, check="quick").checks[0, 0].verdict
             own_verdicts = checks.setdefault(method, {})
             own_verdicts[verdict] = own_verdicts.get(verdict, 0) + 1
+            add(values, method, {"check passes (pets)": torch.tensor([float(verdict == "faithful")])})
     return values, {"ratios": ratios, "checks": checks}
 
 

@@ -145,28 +145,46 @@ def test_three_models_are_collected(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(FOLDER))
     import three_models
 
+    def write_run(folder, methods, images):
+        folder.mkdir()
+        for shift, model in enumerate(three_models.TITLES):
+            rows = []
+            for level, method in methods.items():
+                for image in (f"{i:02}" for i in range(images)):
+                    values = {(c.dataset, c.protocol, c.score): level + rng.normal() / 10 for c in three_models.SCORES
+                              if c.dataset == "imagenet"}  # fmt: skip
+                    values |= {("pets", "segmentation", name): float(rng.integers(1, 90)) for name in regions}
+                    values |= {("pets", "segmentation", n): 90.0 for n in ("foreground", "background")}
+                    values["pets", "segmentation", "ap"] = 0.1 * level if shift else 0.5 - 0.1 * level
+                    rows += [(model, d, image, method, "predicted", p, s, v, 3, None)
+                             for (d, p, s), v in values.items()]  # fmt: skip
+            names = "model dataset image method target protocol score value explained error".split()
+            schema = dict.fromkeys(names, pl.String) | {"value": pl.Float64, "explained": pl.Int32}
+            pl.DataFrame(rows, schema=schema, orient="row").write_parquet(folder / f"scores-{model}.parquet")
+        plan = {"models": [{"label": m, "name": m} for m in three_models.TITLES], "view": "", "precision": "",
+                "matmul": "", "seed": 0, "targets": ["predicted"]}  # fmt: skip
+        about = {"plan": plan, "weights": dict.fromkeys(three_models.TITLES, "0"), "refused": {}, "key": folder.name,
+                 "methods": list(methods.values()), "images": {"imagenet": images, "pets": images}, "accelerator": "",
+                 "machine": "", "versions": {}}  # fmt: skip
+        (folder / "manifest.json").write_text(json.dumps(about), encoding="utf-8")
+
     rng = np.random.default_rng(0)
     regions = [f"{kind}/{i}" for kind in ("true", "false") for i in range(11)]
-    for shift, model in enumerate(three_models.TITLES):
-        rows = []
-        for level, method in enumerate([*CONTROLS, "tam", "rollout"]):
-            for image in (f"{i:02}" for i in range(12)):
-                values = {(c.dataset, c.protocol, c.score): level + rng.normal() / 10 for c in three_models.SCORES
-                          if c.dataset == "imagenet"}  # fmt: skip
-                values |= {("pets", "segmentation", name): float(rng.integers(1, 90)) for name in regions}
-                values |= {("pets", "segmentation", n): 90.0 for n in ("foreground", "background")}
-                values["pets", "segmentation", "ap"] = 0.1 * level if shift else 0.5 - 0.1 * level
-                rows += [(model, d, image, method, "predicted", p, s, v, 3, None) for (d, p, s), v in values.items()]
-        names = ("model", "dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
-        schema = dict.fromkeys(names, pl.String) | {"value": pl.Float64, "explained": pl.Int32}
-        pl.DataFrame(rows, schema=schema, orient="row").write_parquet(tmp_path / f"scores-{model}.parquet")
-    found = list(three_models.csv_rows([tmp_path], ["edges"]))
-    assert {row["method"] for row in found} == {"random", "centre", "tam", "rollout"}
-    with (tmp_path / "few.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, three_models.CSV_COLUMNS)
-        writer.writeheader()
-        writer.writerows(found)
-    table = three_models.read_table(tmp_path / "few.csv")
+    write_run(tmp_path / "first", {0: "random", 1: "centre", 9: "tam"}, 12)
+    write_run(tmp_path / "again", {3: "tam", 4: "rollout"}, 12)
+    write_run(tmp_path / "few", {5: "rise"}, 6)
+    monkeypatch.setattr(three_models, "HERE", tmp_path)
+    three_models.collect([tmp_path / name for name in ("first", "again", "few")])
+    found = {}
+    for name, stem in three_models.SETS.items():
+        with (tmp_path / f"{stem}.csv").open(encoding="utf-8", newline="") as file:
+            found[name] = list(csv.DictReader(file))
+    assert {row["method"] for row in found["single"]} == {"random", "centre", "tam", "rollout"}
+    assert {row["method"] for row in found["all"]} == {"random", "centre", "tam", "rollout", "rise"}
+    assert [{row["images"] for row in rows} for rows in found.values()] == [{"12"}, {"6"}]
+    tam = [float(r["value"]) for r in found["single"] if (r["method"], r["score"]) == ("tam", "srg(black)")]
+    assert all(abs(value - 3) < 0.2 for value in tam), "the method must come from the last run that has it"
+    table = three_models.read_table(tmp_path / "three_models_single.csv")
     ranks = three_models.ranks(table)
     assert ranks["rollout"]["vit-t", three_models.show.SRG_BLACK] == 1
     assert ranks["rollout"]["vit-t", three_models.show.POSITIVE] == 2, "lower is better"
