@@ -156,10 +156,10 @@ def test_three_models_are_collected(monkeypatch, tmp_path):
                     values |= {("pets", "segmentation", name): float(rng.integers(1, 90)) for name in regions}
                     values |= {("pets", "segmentation", n): 90.0 for n in ("foreground", "background")}
                     values["pets", "segmentation", "ap"] = 0.1 * level if shift else 0.5 - 0.1 * level
-                    rows += [(model, d, image, method, "predicted", p, s, v, 3, None)
+                    rows += [(model, d, image, method, "predicted", p, s, v)
                              for (d, p, s), v in values.items()]  # fmt: skip
-            names = "model dataset image method target protocol score value explained error".split()
-            schema = dict.fromkeys(names, pl.String) | {"value": pl.Float64, "explained": pl.Int32}
+            names = ("model", "dataset", "image", "method", "target", "protocol", "score", "value")
+            schema = dict.fromkeys(names, pl.String) | {"value": pl.Float64}
             pl.DataFrame(rows, schema=schema, orient="row").write_parquet(folder / f"scores-{model}.parquet")
         plan = {"models": [{"label": m, "name": m} for m in three_models.TITLES], "view": "", "precision": "",
                 "matmul": "", "seed": 0, "targets": ["predicted"]}  # fmt: skip
