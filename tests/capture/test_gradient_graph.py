@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.gradient_graph import graph_moves
+from vitrail.capture.program import checksum, join_checksums
 
 ORDER = torch.tensor([2, 0, 1, 3])
 PLACES = ORDER[None, :, None].expand(2, 4, 6)
@@ -42,3 +43,14 @@ def test_moves_of_tensors_are_told_apart(one: Callable[[Tensor], Tensor], other:
 
 def test_numbers_do_not_count() -> None:
     assert number(lambda x: (x * 2.0 + 1).softmax(-1)) == number(lambda x: (x * 3.0 + 1).softmax(-1))
+
+
+def test_indices_on_several_devices_are_joined_on_one():
+    # "meta" stands for a GPU: tensors on it cannot be stacked with those of the CPU either.
+    kept, away = torch.tensor([3, 1, 2]), torch.tensor([0, 2], device="meta")
+    joined = join_checksums([checksum(kept), checksum(away)])
+    assert joined.device.type == "meta"
+    assert joined.shape == (2,)
+    assert join_checksums([]) is None
+    with pytest.raises(RuntimeError, match="device"):
+        torch.stack([checksum(kept), checksum(away)])

@@ -329,3 +329,24 @@ def test_a_model_that_draws_numbers_is_not_recorded() -> None:
     images = torch.randn(1, 3, 32, 32, device="cuda")
     maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(4)]
     assert not torch.equal(maps[2], maps[3])
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["raw_attention", "leadlight", "attnlrp"])
+def test_indices_may_be_on_the_cpu(method: str) -> None:
+    class Ordered(nn.Module):
+        def __init__(self, device: str) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+            self.columns = torch.arange(32, device=device).roll(8)  # no buffer: stays where it is
+            self.rows = torch.arange(32, device="cuda").roll(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x[..., self.columns][..., self.rows, :])
+
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    mixed, same = Ordered("cpu").cuda(), Ordered("cuda").cuda()
+    same.inner.load_state_dict(mixed.inner.state_dict())
+    for _ in range(3):  # computed, recorded, replayed
+        maps = [vitrail.explain(model, images, method, target=0).grid for model in (mixed, same)]
+        assert torch.allclose(*maps, atol=1e-5 * float(maps[1].abs().max()))

@@ -18,7 +18,7 @@ from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.outputs import rows_are_probabilities
-from vitrail.capture.program import Program
+from vitrail.capture.program import Program, join_checksums
 from vitrail.capture.structure import ANY_PROGRAM, is_measured_now
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import upstream_of
@@ -89,7 +89,7 @@ def require_agreement(shared: ForwardPass) -> None:
 def program_differs(structure: ModelStructure, program: Program) -> bool | Tensor:
     """Whether a pass called other functions than those for which the structure is known to hold."""
     known = structure.programs
-    sums = torch.stack([one.reshape(()) for one in program.indices]) if program.indices else None
+    sums = join_checksums(program.indices)
     if is_measured_now(structure):
         while len(known) > MAX_PROGRAMS:
             known.pop(next(key for key in known if key != ANY_PROGRAM))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vitrail.capture.program import MAX_INDEX, checksum
+from vitrail.capture.program import MAX_INDEX, checksum, join_checksums
 
 #: Graph of a pass as one number, and checksums of the indices in it; None without indices.
 Moves = tuple[int, Tensor | None]
@@ -62,8 +61,7 @@ def graph_moves(output: Tensor) -> Moves:
         edges += following
         waiting += [one for one, _ in following]
     described += [(places.get(one), at) for one, at in edges]
-    sums = torch.stack([checksum(one).reshape(()) for one in indices]) if indices else None
-    return hash(tuple(described)), sums
+    return hash(tuple(described)), join_checksums([checksum(one) for one in indices])
 
 
 def _setting_names(node: Any) -> tuple[str, ...]:

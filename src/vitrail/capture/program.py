@@ -7,7 +7,7 @@ a structure holds for a pass with a program it was confirmed for, whatever may h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,19 @@ def checksum(tensor: Tensor) -> Tensor:
     flat = tensor.detach().flatten().long() + 2
     weights = torch.arange(1, len(flat) + 1, device=flat.device) if len(flat) < 3 else _weights(len(flat), flat.device)
     return (flat * weights).sum()
+
+
+def join_checksums(checksums: Sequence[Tensor]) -> Tensor | None:
+    """Checksums as one tensor, None if there are none; models may index tensors of a GPU by those of the CPU.
+
+    Example:
+        >>> join_checksums([torch.tensor(8), torch.tensor([7])])
+        tensor([8, 7])
+    """
+    if not checksums:
+        return None
+    device = next((one.device for one in checksums if one.device.type != "cpu"), checksums[0].device)
+    return torch.stack([one.reshape(()).to(device) for one in checksums])
 
 
 def _weights(count: int, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count, stated_count
-from vitrail.capture.program import MAX_INDEX, Program, checksum
+from vitrail.capture.program import MAX_INDEX, Program, checksum, join_checksums
 from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
@@ -113,8 +113,7 @@ def as_the_model_is(
         mode = _MovesMode(model_inputs.tensors)
         with frozen(model, merge=False, parameters=False), torch.no_grad(), mode:
             scores = scores_of(run_model(model, model_inputs))
-        indices = mode.program.indices
-        return scores, (mode.program.value, torch.stack([one.reshape(()) for one in indices]) if indices else None)
+        return scores, (mode.program.value, join_checksums(mode.program.indices))
 
     return confirm
 
