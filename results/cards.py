@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "src" / "vitrail" / "methods" / "cards.json"
 PAGES = ROOT / "docs" / "methods"
 #: Tables of scores on three models; a method is taken from the first that has it, which has the most images.
-TABLES = tuple(f"results/three_models{name}.csv" for name in ("_single", "", "_new", "_present"))
+TABLES = tuple(f"results/three_models{name}.csv" for name in ("_single", ""))
 MEASURED, PAIRS, TEXTS = (f"studies/results/{name}.json" for name in ("cards", "pairs-scenes", "movies"))
 ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 CONTROLS = ("random", "centre", "edges")

@@ -91,8 +91,8 @@ def second_table() -> str:
         f"{agreement:.2f} over {len(shared)} methods.** The present default `leadlight` has a mean of "
         f"{_cell(default['mean'])} and a contrastivity of {_cell(default['contrastivity'])}, `{FORMER}` "
         f"{_cell(former['mean'])} and {_cell(former['contrastivity'])}, `transformer_mm` {_cell(other['mean'])} and "
-        f"{_cell(other['contrastivity'])}. The accuracy of the model is {_cell(second['model']['accuracy'])} %, below "
-        f"the first one's {_cell(first['model']['accuracy'])} %: it was trained in the same way on fewer images, "
-        f"{_training(second)}."
+        f"{_cell(other['contrastivity'])}. The accuracy of this model is {_cell(second['model']['accuracy'])} %, that "
+        f"of the first one {_cell(first['model']['accuracy'])} %: it was trained in the same way on "
+        f"{_training(second)}. The time sufficed for the rows below."
     )
     return "\n".join([finding, "", *lines])

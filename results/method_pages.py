@@ -26,12 +26,10 @@ from vitrail.methods.model_kinds import MODEL_KINDS
 from vitrail.methods.registry import METHODS
 
 #: The table in which all methods were scored on the same images, and its scores by the key of a card's line.
-SAME_IMAGES = Path(__file__).resolve().parent / "three_models_new.csv"
+SAME_IMAGES = Path(__file__).resolve().parent / "three_models.csv"
 SCORES = {"srg": "srg(tokens)", "objects": "miou"}
 #: Scenes on which most methods were compared by class discrimination; others have fewer and are not ranked by it.
 PAIRS = 500
-#: Methods that are newer than this table, and the form that it has.
-NEWER = {"leadlight": "leadlight:object"}
 #: The families in the order of the tables.
 FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")
 #: Columns of the table of cards: heading, attribute or key of the line whose rating is shown, key of the number.
@@ -201,8 +199,6 @@ def recommendations() -> str:
 
 def _form(card: MethodCard, key: str) -> str:
     """The form whose numbers are shown: the method's default, or the one that was measured."""
-    if key in SCORES and card.method.name in NEWER:
-        return NEWER[card.method.name]
     measured = measurements()[card.method.name].get(key, {}).values()
     return next((one.form for one in measured if one.form), card.method.name)
 

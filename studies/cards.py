@@ -49,7 +49,7 @@ from vitrail.methods.registry import METHODS, find
 from vitrail.scores.sensitivity import RADIUS
 
 #: Tables of results on three models.
-TABLES = ("three_models_single", "three_models", "three_models_new")
+TABLES = ("three_models_single", "three_models")
 #: Methods whose scores in the tables are those of fewer forward passes.
 STAND_INS = {"rise": "rise:masks=1000"}
 CONTROLS = ("random", "centre", "edges")
@@ -115,7 +115,11 @@ def main() -> None:
     for model, name in ordered(args.methods, models):
         own = rows.setdefault(model.name, {})
         if args.times and own.get(name, {}).get("images") and not clock.is_over(f"the time of {name} on {model.name}"):
-            own[name] |= measure_time(model, name, own[name]["images"], 3)[1]
+            try:
+                own[name] |= measure_time(model, name, own[name]["images"], 3)[1]
+            except VitrailError as error:  # such as an explainer that is not there
+                print(f"{model.name} {name}: {error}", flush=True)
+                continue
             print(f"{model.name} {name}: {own[name]['over_forward_backward']}, {clock} in total", flush=True)
             save_json(args.out, results)
         if args.times or own.get(name, {}).get("images"):

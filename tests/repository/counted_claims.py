@@ -193,7 +193,6 @@ CLAIMS = (
                    label_gains("negative(black)", "chefer21"))),
     Claim(MODELS, "for the {} rows of at most two passes", lambda: (forms(f"{THREE}_single.csv"),)),
     Claim(MODELS, "{} rows, RISE with 1,000 masks", lambda: (forms(f"{THREE}.csv"),)),
-    Claim(MODELS, "{} rows of one or two passes on 100", lambda: (forms(f"{THREE}_present.csv"),)),
     Claim(MODELS, "in {} of 36 columns, scheme 3 (`gradtoken:3`) in {}",
           lambda: (better_columns("gradtoken"), better_columns("gradtoken:3"))),
     Claim("docs/methods/leadlight.md", "in {} of {} columns", second_halves),

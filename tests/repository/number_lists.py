@@ -7,7 +7,6 @@ PUBLISHED = "src/vitrail/bench/papers/numbers.csv"
 SPEED = (f"{BENCHMARKS}/speed-h200.json", f"{BENCHMARKS}/relevance-h200.json")
 GRIDS = f"{STUDIES}/grid_pointing/*.json"
 LEADLIGHT = (f"{STUDIES}/leadlight.csv", f"{STUDIES}/leadlight.json")
-PRESENT = "results/three_models_present.csv"
 THOUSAND = "results/imagenet1000.csv"
 
 #: Files of a page's sections that name none themselves, nor does a section above them.
@@ -39,7 +38,7 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
     "docs/papers/gradtoken.md#figure-6": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
     "docs/papers/vit_cx.md": (PUBLISHED, f"{STUDIES}/paper-tables.json"),
-    "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json", THOUSAND, PRESENT),
+    "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json", THOUSAND, "results/three_models_single.csv"),
     "docs/cards/cifar10.md": (f"{TRAINING}/cifar10-manifest.json",),
     "docs/cards/cifar10-distilled.md": (f"{TRAINING}/cifar10-distilled-manifest.json",),
     "docs/cards/lm-recall.md": (f"{TRAINING}/lm-recall-manifest.json",),
@@ -67,9 +66,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/text.md#a-second-small-model": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
     "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),
     "docs/text.md#the-same-with-a-prompted-language-model": (f"{STUDIES}/movies-decoder.json",),
-    "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv", PRESENT),
-    "docs/three-models.md#shapley-values-and-relatives": ("results/three_models_new.csv",),
-    "docs/three-models.md#the-former-default": (PRESENT, GRIDS),
+    "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv"),
     "docs/trust.md#how-far-to-trust-the-check": (f"{STUDIES}/trust.json",),
     "docs/web.md#scheduling": (f"{BENCHMARKS}/serve-flood-cpu.json",),
     "docs/worlds.md": ("results/worlds.csv",),
