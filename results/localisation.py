@@ -62,6 +62,16 @@ def kept_values(runs: Sequence[Path]) -> Any:
     return rows.select("protocol", "score", "method", "image", levels.alias("value")).sort(pl.all().exclude("value"))
 
 
+def box_counts(run: Path) -> dict[str, float]:
+    """Number of boxes, and the share in percent that the maxima of the best maps would be in."""
+    import polars as pl
+
+    rows = pl.read_parquet(run / f"scores-{MODEL}.parquet").filter(protocol="box_pointing")
+    rows = rows.filter(method=rows["method"][0])
+    boxes, reachable = (float(rows.filter(score=name)["value"].sum()) for name in ("boxes", "reachable"))
+    return {"boxes": int(boxes), "reachable_percent": round(100 * reachable / boxes, 1)}
+
+
 def csv_rows(values: Any) -> Iterator[dict[str, Any]]:
     """Rows of the CSV: every score of every method."""
     import polars as pl
@@ -119,7 +129,7 @@ def collect(runs: Sequence[Path]) -> None:
         )
         found = [json.loads((run / "manifest.json").read_text(encoding="utf-8")) for run in runs]
         about = {
-            "weights_sha256": found[0]["weights"][MODEL], "images": found[0]["images"],
+            "weights_sha256": found[0]["weights"][MODEL], "images": found[0]["images"], **box_counts(runs[0]),
             "settings": {key: found[0]["plan"][key] for key in ("view", "seed", "targets")},
             "device": found[0]["accelerator"],
             "versions": {name: text for name, text in found[0]["versions"].items() if text != "absent"},

@@ -11,7 +11,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.capture.window_positions import find_positions, stitch
-from vitrail.errors import NotApplicableError
+from vitrail.errors import ModelError, NotApplicableError
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.tools.diagnose import diagnose
@@ -93,3 +93,24 @@ def test_the_doctor_finds_windows():
     works = {name for name, works, _ in found.methods if works}
     assert {"gradcam_features", "gradient_x_input", "rise", "vit_cx"} <= works
     assert not {"rollout", "gradtoken", "vtranm"} & works
+
+
+def test_a_model_that_refuses_noise_is_measured_on_shuffled_pixels():
+    class Checked(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            if x.min() < 0 or x.max() > 1:
+                raise ValueError("pixels must be between 0 and 1")
+            return self.inner(x)
+
+    torch.manual_seed(2)
+    inner, image = timm_swin().double().eval(), torch.rand(1, 3, 56, 56, dtype=torch.float64)
+    maps = [
+        vitrail.explain(model, image, "transformer_mm", target=1, stitch=True).grid for model in (inner, Checked(inner))
+    ]
+    assert torch.allclose(*maps)
+    with pytest.raises(ModelError, match="pixels must be between 0 and 1"):
+        vitrail.explain(Checked(inner), image - 2, "transformer_mm", target=1, stitch=True)

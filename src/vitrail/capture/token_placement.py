@@ -14,6 +14,7 @@ from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
 from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
 from vitrail.capture.model_call import run_model
+from vitrail.capture.random_input import on_random_input
 from vitrail.capture.structure_pass import StructurePass
 from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.verify import Check
@@ -24,11 +25,15 @@ def values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | No
     """Values of an attention call on a random input, and that input; None where the model attends otherwise on it."""
     signal = one.model_inputs.signal
     assert signal is not None
-    leaf = torch.randn(signal.shape, generator=torch.Generator().manual_seed(2)).to(signal).requires_grad_()
-    mode = AttentionMode({}, 1, values_of=call, masks=False)
-    with mode:
-        run_model(one.model, one.model_inputs.swap(signal, leaf))
-    return None if len(mode.calls) != len(one.mode.calls) or mode.values is None else (mode.values, leaf)
+
+    def run(drawn: Tensor) -> tuple[Tensor, Tensor] | None:
+        leaf = drawn.requires_grad_()
+        mode = AttentionMode({}, 1, values_of=call, masks=False)
+        with mode:
+            run_model(one.model, one.model_inputs.swap(signal, leaf))
+        return None if len(mode.calls) != len(one.mode.calls) or mode.values is None else (mode.values, leaf)
+
+    return on_random_input(run, signal, seed=2)
 
 
 def _layout_by_centres(one: StructurePass, layout: Layout | None) -> Layout | None:

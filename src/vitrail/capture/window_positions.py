@@ -18,6 +18,7 @@ from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.random_input import on_random_input
 from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
 
@@ -34,16 +35,16 @@ def find_positions(model: nn.Module, model_inputs: ModelInputs, structure: Model
     """
     known: tuple[ModelStructure, WindowPositions] | None = fast.recall(model, "window positions", model_inputs.shape)
     if known is None or known[0] is not structure:
-        image = model_inputs.image
-        assert image is not None
-        noise = torch.randn(1, *image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
         one = model_inputs.select(slice(0, 1))
         first = one.image
         assert first is not None
-        with forward_pass(
-            model, one.swap(first, noise), structure, [{"Y": ALL, "stream": ALL, "value_path": ALL}]
-        ) as seen:
-            places = tuple(_places(block, structure) for block in seen.trace().blocks)
+
+        def run(noise: Tensor) -> WindowPositions:
+            needs = [{"Y": ALL, "stream": ALL, "value_path": ALL}]
+            with forward_pass(model, one.swap(first, noise), structure, needs) as seen:
+                return tuple(_places(block, structure) for block in seen.trace().blocks)
+
+        places = on_random_input(run, first, seed=0)
         known = fast.remember(model, "window positions", (structure, places), model_inputs.shape)
     assert known is not None
     return known[1]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -140,7 +141,9 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
             try:
                 outputs, extra = compute(own)
             finally:
-                graph.capture_end()
+                with warnings.catch_warnings():  # of a pass that failed at its first step
+                    warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+                    graph.capture_end()
     except Exception as error:  # noqa: BLE001 - whatever went wrong, the pass runs without a recording
         _log.debug("a pass was not recorded", exc_info=error.__context__ or error)
         with suppress(Exception):  # otherwise the allocator takes the recording for running
