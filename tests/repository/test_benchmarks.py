@@ -44,6 +44,24 @@ def test_readme_has_every_case(bench):
     assert not [name for name in bench.CASES if f"`{name}`" not in table]
 
 
+def test_goals_of_one_image_are_called_missed_where_they_are():
+    content = json.loads((ROOT / "benchmarks" / "results" / "latency-h200.json").read_text(encoding="utf-8"))
+    rows = content["results"][0]["rows"]
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| goal of the default |")[2].partition("\n\n")[0].splitlines()[2:]
+    names, missed = set(), set()
+    for line in table:
+        first, *_, goal = (cell.strip() for cell in line.strip("|").split("|"))
+        name = first.replace("`", "").removesuffix(" (over F)")
+        ratio = rows[name]["over_forward" if first.endswith("(over F)") else "over_forward_backward"]
+        assert ("missed" in goal) == (ratio > float(goal.split()[0])), line
+        names.add(name)
+        missed |= {name} if "missed" in goal else set()
+    assert names == {name for name in rows if "," not in name and not name.startswith("bare")}
+    sentence = text.partition("## Time of one image\n\n**")[2].partition("**")[0]
+    assert missed == {name for name in names if f"`{name}`" in sentence} | {"gradtoken"}
+
+
 def test_readme_of_the_studies_has_every_script_plan_and_result():
     text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
     missing = [p.name for kind in ("*.py", "plans/*.toml") for p in ROOT.glob(f"studies/{kind}") if p.name not in text]
