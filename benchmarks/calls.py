@@ -8,6 +8,7 @@ lower bound of a gradient method).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from measuring import (
     SIX,
     TINY,
     Calls,
+    Prepared,
     Rows,
     Run,
     add_ratios,
@@ -127,11 +129,20 @@ CASES: dict[str, CallCase] = {
 
 
 def explaining(model: nn.Module, images: Tensor, methods: Sequence[str], mode: str) -> Any:
-    """A call with some methods in a mode."""
-    call = partial(measure_structure, model, images)
-    if methods:
-        call = partial(vitrail.explain, model, images, methods=list(methods), target=0)
-    return in_mode(mode, model, call)
+    """A call with some methods in a mode.
+
+    The first call for a model is measured on copies of it. Forgetting the model instead would make the calls measured
+    next to it first calls too, and return GPU memory that the call then has to ask for again.
+    """
+
+    def call(called: nn.Module) -> Any:
+        if not methods:
+            return measure_structure(called, images)
+        return vitrail.explain(called, images, methods=list(methods), target=0)
+
+    if mode == "first":
+        return Prepared(partial(copy.deepcopy, model), call)
+    return in_mode(mode, model, partial(call, model))
 
 
 def measure(case: CallCase, run: Run, model: nn.Module, images: Tensor) -> tuple[Rows, dict[str, str]]:

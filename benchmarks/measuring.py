@@ -95,6 +95,28 @@ class Run:
         return torch.randn(count, 3, *model.patch_embed.img_size, device=self.device, dtype=weight.dtype)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A call of something that is prepared anew each time, which is not part of its time or peak memory.
+
+    Attributes:
+        prepare: Returns what is called with.
+        call: The measured call.
+    """
+
+    prepare: Callable[[], Any]
+    call: Callable[[Any], Any]
+
+    def __call__(self) -> Any:
+        """Prepare and call."""
+        return self.call(self.prepare())
+
+
+def prepared(call: Callable[[], Any]) -> Callable[[], Any]:
+    """What is to be measured of a call, after its preparation."""
+    return partial(call.call, call.prepare()) if isinstance(call, Prepared) else call
+
+
 class Timer:
     """Measures the time of calls and, on CUDA, their peak memory."""
 
@@ -108,6 +130,7 @@ class Timer:
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Time of one call in seconds."""
+        call = prepared(call)
         self.sync()
         started = time.perf_counter()
         result = call()
@@ -124,6 +147,7 @@ class Timer:
         """Peak memory of a call beyond what was in use before, in MiB; None off CUDA."""
         if self.device.type != "cuda":
             return None
+        call = prepared(call)
         self.sync()
         gc.collect()
         torch.cuda.empty_cache()

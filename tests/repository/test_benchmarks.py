@@ -44,6 +44,24 @@ def test_readme_has_every_case(bench):
     assert not [name for name in bench.CASES if f"`{name}`" not in table]
 
 
+def test_goals_of_one_image_are_called_missed_where_they_are():
+    content = json.loads((ROOT / "benchmarks" / "results" / "latency-h200.json").read_text(encoding="utf-8"))
+    rows = content["results"][0]["rows"]
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| goal of the default |")[2].partition("\n\n")[0].splitlines()[2:]
+    names, missed = set(), set()
+    for line in table:
+        first, *_, goal = (cell.strip() for cell in line.strip("|").split("|"))
+        name = first.replace("`", "").removesuffix(" (over F)")
+        ratio = rows[name]["over_forward" if first.endswith("(over F)") else "over_forward_backward"]
+        assert ("missed" in goal) == (ratio > float(goal.split()[0])), line
+        names.add(name)
+        missed |= {name} if "missed" in goal else set()
+    assert names == {name for name in rows if "," not in name and not name.startswith("bare")}
+    sentence = text.partition("## Time of one image\n\n**")[2].partition("**")[0]
+    assert missed == {name for name in names if f"`{name}`" in sentence} | {"gradtoken"}
+
+
 def test_readme_of_the_studies_has_every_script_plan_and_result():
     text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
     missing = [p.name for kind in ("*.py", "plans/*.toml") for p in ROOT.glob(f"studies/{kind}") if p.name not in text]
@@ -101,6 +119,44 @@ def test_ratios_are_to_the_passes_of_the_same_run(bench, tmp_path, monkeypatch):
     assert {"gradtoken", "gradtoken, plain", "vtranm", "vtranm, plain"} < rows.keys()
     for row in rows.values():
         assert row["over_forward"] == row["seconds"] / rows["bare forward"]["seconds"]
+
+
+def test_later_calls_are_measured_on_a_model_that_is_known(bench, monkeypatch):
+    """First calls in between have copies of their own, each measured once, and none of the time goes into copying."""
+    from vitrail.capture import structure
+
+    measured, measure = [], structure._measure
+
+    def counting(model, *args, **kwargs):
+        measured.append(model)
+        return measure(model, *args, **kwargs)
+
+    monkeypatch.setattr(structure, "_measure", counting)
+    run = bench.calls.Run(torch.device("cpu"), repeats=3, tiny=True)
+    case = bench.calls.case_with(bench.calls.CASES["selfcheck"], {"models": ("vit_tiny_patch16_224",)})
+    (found,) = bench.calls.run_case(case, run)
+    assert found["rows"].keys() > {"structure", "structure, first", "transformer_mm", "transformer_mm, first"}
+    known = measured[0]
+    assert all(model is not known for model in measured[-6:]), "a later call measured the structure again"
+    others = [id(model) for model in measured if model is not known]
+    assert len(others) == len(set(others)) == 2 * (2 + 3)  # two warm-up calls and three repeats of each first call
+
+
+def test_preparation_of_a_call_is_not_timed(bench, monkeypatch):
+    import measuring
+
+    clock = [0.0]
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+
+    def spend(seconds):
+        clock[0] += seconds
+        return seconds
+
+    rows, _ = (
+        bench.calls.Run(torch.device("cpu")).timer(3).compare({"one": measuring.Prepared(lambda: spend(5), spend)})
+    )
+    assert rows["one"]["seconds"] == 5
+    assert clock[0] == 50, "five runs, each with its preparation"
 
 
 def test_a_call_that_fails_is_reported_and_the_others_are_measured(bench):

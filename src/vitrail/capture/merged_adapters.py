@@ -150,13 +150,14 @@ def _measure(module: nn.Module) -> _Weights | None:
     trial = torch.cat([trial.new_zeros(1, width), trial, trial.sum(0, keepdim=True)])
     few = _run(module, trial)
     tolerance = 1e-2 if weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    alone = _run(module, trial[1:2])
-    if few is None or alone is None:
+    if few is None:
+        return None
+    size = tolerance * float((few - few[0]).abs().max())
+    if float((few[1] + few[2] - few[0] - few[3]).abs().max()) > size:
         return None
     # A linear layer treats rows one by one; attention that is still almost uniform would pass for linear otherwise.
-    affine = (few[1] + few[2] - few[0] - few[3]).abs().max()
-    mixed = (few[1] - alone[0]).abs().max()
-    if float(torch.maximum(affine, mixed)) > tolerance * float((few - few[0]).abs().max()):
+    alone = _run(module, trial[1:2])
+    if alone is None or float((few[1] - alone[0]).abs().max()) > size:
         return None
     out = _run(module, torch.cat([torch.eye(width, dtype=weight.dtype, device=weight.device), trial]))
     if out is None:
