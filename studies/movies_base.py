@@ -7,9 +7,10 @@ The figure is GradToken's, which uses BERT-base.
 
 ``split`` writes the weights of a Hugging Face encoder in float16 as pieces of at most 30 MB, with its configuration and
 tokenizer, for machines that take small files only. ``run`` joins them, fine-tunes the encoder on the training reviews
-(`training.movies`, within ``--minutes``), and scores the test reviews with `studies/movies.py`. What is done already
-(the joined encoder, the classifier) is kept in ``--work`` and used again. With ``--scratch`` the encoder is trained on
-reviews alone, those of ``--warm`` included.
+(`training.movies`, within ``--minutes``), and scores the test reviews with `studies/movies.py`, which writes the values
+of each review beside the results and starts no method after ``--score-minutes``. What is done already (the joined
+encoder, the classifier) is kept in ``--work`` and used again. With ``--scratch`` the encoder is trained on reviews
+alone, those of ``--warm`` included.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PIECE_BYTES = 30_000_000
 #: Separates the name of a tensor from the number of its slice.
 SLICE = "::"
-#: The methods of Figure 6, then other methods that take a single pass, and controls.
+#: The methods of Figure 6, then other methods that take a single pass, controls, and `tam`, which takes many passes.
 METHODS = (
     "rollout", "raw_attention", "gradcam:bert", "lrp", "partial_lrp", "transformer_attribution:bert", "gradtoken",
     "agcam", "attnlrp", "transformer_attribution", "grad_rollout", "transformer_mm", "vtranm", "leadlight", "gradsam",
-    "conservative_lrp", "attcat", "gradient_x_input", "random", "inverted",
+    "conservative_lrp", "attcat", "gradient_x_input", "random", "inverted", "leadlight:single", "leadlight:object",
+    "attnlrp:released", "attnlrp:gamma_linear=0.05", "grad_eclip", "tam",
 )  # fmt: skip
 
 
@@ -112,7 +114,8 @@ def run(args: argparse.Namespace) -> None:
         python(command)
         print(f"fine-tuned after {time.monotonic() - started:.0f} s", flush=True)
     scores = ["studies/movies.py", "--model", classifier / "movies", "--data", args.data, "--device", args.device,
-              "--batch", args.score_batch, "--out", args.out, "--methods", *args.methods]  # fmt: skip
+              "--batch", args.score_batch, "--minutes", args.score_minutes, "--out", args.out,
+              "--methods", *args.methods]  # fmt: skip
     scores += ["--reviews", 4] if args.smoke else []
     python(scores)
     results: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8"))
@@ -158,6 +161,7 @@ def main() -> None:
     two.add_argument("--lr", type=float, default=None, help="of the last phase (the phase's own)")
     two.add_argument("--device", default="cpu")
     two.add_argument("--score-batch", type=int, default=16)
+    two.add_argument("--score-minutes", type=float, default=float("inf"), help="start no method after this time")
     two.add_argument("--methods", nargs="+", default=list(METHODS))
     two.add_argument("--work", type=Path, default=ROOT / "out" / "movies-base")
     two.add_argument("--smoke", action="store_true", help="a few steps and four reviews")
