@@ -158,10 +158,14 @@ def measure(
     prompts: Sequence[ReviewPrompt],
     methods: list[str],
     batch: int,
-    controls: bool = True,
-) -> list[tuple[float, dict[str, dict[str, float]]]]:
-    """Of each review the log-probability of the true word minus that of the other one, and scores by method."""
-    difference = differences(model, prompts, tokenizer.pad_token_id or 0, batch)
+    further: bool = False,
+) -> list[tuple[float | None, dict[str, dict[str, float]]]]:
+    """Of each review the log-probability of the true word minus that of the other one, and scores by method.
+
+    With ``further``, the methods only: earlier results have the controls and what the model answers.
+    """
+    padding = tokenizer.pad_token_id or 0
+    difference = [None] * len(prompts) if further else differences(model, prompts, padding, batch).tolist()
     found = vitrail.explain(
         model, [prompt.text for prompt in prompts], methods=methods, tokenizer=tokenizer,
         target=[token(prompt.own, prompt.other) for prompt in prompts],
@@ -170,11 +174,11 @@ def measure(
         found[method].grid[i, :, : len(prompt.ids)].double().cpu()
         for method in methods for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    for sign in (-1, 1) if controls else ():
+    for sign in () if further else (-1, 1):  # the controls
         tokens += [sign * torch.arange(len(prompt.ids), dtype=torch.float64)[None] for prompt in prompts]
-    names = [*methods, *(CONTROLS if controls else ())]
+    names = [*methods, *(() if further else CONTROLS)]
     every = [*prompts] * len(names)
-    log_probability = continuation_log_probability(model, [[p.own] for p in every], tokenizer.pad_token_id or 0, batch)
+    log_probability = continuation_log_probability(model, [[p.own] for p in every], padding, batch)
     effect = continuation_faithfulness(
         log_probability, [p.ids for p in every], [own[0].numpy() for own in tokens],
         [[unit >= 0 for unit in p.units] for p in every], [p.units for p in every],
@@ -186,7 +190,7 @@ def measure(
         {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(names)}
         for i in range(len(prompts))
     ]
-    return list(zip(difference.tolist(), scores, strict=True))
+    return list(zip(difference, scores, strict=True))
 
 
 def in_memory(call: Callable[[Any], list[Any]], prompts: Sequence[ReviewPrompt], clock: Clock) -> list[Any]:
@@ -258,7 +262,7 @@ def run(args: argparse.Namespace, file: Path) -> None:
                 continue
             own = [prompts[key] for key in missing]
             methods = applicable(model, tokenizer, own[0], METHODS) if methods is None else methods
-            call = partial(measure, model, tokenizer, methods=methods, batch=args.batch, controls=earlier is None)
+            call = partial(measure, model, tokenizer, methods=methods, batch=args.batch, further=earlier is not None)
             for key, (difference, scores) in zip(missing, in_memory(call, own, clock), strict=False):
                 write(id=key, difference=difference, scores=scores)
             print(f"{len(missing)} reviews, {clock}", flush=True)
