@@ -17,7 +17,8 @@ PAGE = ROOT / "docs" / "text.md"
 #: Marks on the page, and files of results.
 TABLES = {
     "movie reviews": "movies.json", "movie reviews, present": "movies-present.json",
-    "movie reviews, size of BERT-base": "movies-base.json", "movie reviews, language model": "movies-decoder.json",
+    "movie reviews, size of BERT-base": "movies-base.json",
+    "movie reviews, second training": "movies-base-second.json", "movie reviews, language model": "movies-decoder.json",
 }  # fmt: skip
 CONTROLS = ("random", "inverted", "start first", "end first")
 SCORES = {"f1": "token-F1 ↑", "auprc": "AUPRC ↑", "comprehensiveness": "comprehensiveness ↑",

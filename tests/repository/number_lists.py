@@ -66,6 +66,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/text.md#results-on-movie-reviews": (f"{STUDIES}/movies.json", f"{TRAINING}/movies-manifest.json"),
     "docs/text.md#a-second-small-model": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
     "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),
+    "docs/text.md#a-second-training-of-this-model": (
+        f"{STUDIES}/movies-base-second.json", f"{STUDIES}/movies-base.json",
+    ),
     "docs/text.md#the-same-with-a-prompted-language-model": (f"{STUDIES}/movies-decoder.json",),
     "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv", PRESENT),
     "docs/three-models.md#shapley-values-and-relatives": ("results/three_models_new.csv",),
@@ -108,7 +111,7 @@ GIVEN = {
     "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
     "docs/scores/overdetermination.md": "0.036 20.95", "docs/scores/sanity.md": "0.02 0.2 1.5",
     "docs/scores/segmentation.md": "0.1 0.9", "docs/scores/statistics.md": "0.22 0.7",
-    "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "11 177 188 194 199 1600 9700",
+    "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "11 177 188 192 194 199 1600 9700",
     "docs/three-models.md": "512", "docs/trust.md": "0.02 0.05 0.1 0.5 0.95 2.4 20", "docs/web.md": "0.3 57.3 9999",
     "docs/worlds.md": "400",
     "benchmarks/README.md": (
