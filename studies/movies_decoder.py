@@ -278,17 +278,25 @@ def earlier_values(results: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def add_methods(args: argparse.Namespace, file: Path) -> None:
-    """Write earlier results with the methods of this run; nothing where reviews are missing."""
+    """Write earlier results with the methods of this run, for the reviews that were measured.
+
+    The earlier results themselves are replaced only when all of their reviews were.
+    """
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     own = {row["id"]: row["scores"] for row in lines if "id" in row}
     values = earlier_values(args.add)
-    if missing := values.keys() - own.keys():
-        print(f"{len(missing)} of {len(values)} reviews are not measured: run again to continue", flush=True)
-        return
     earlier = json.loads(args.add.read_text())["manifest"]
+    measured = {review: scores for review, scores in values.items() if review in own}
+    if len(measured) < len(values):
+        print(f"{len(measured)} of {len(values)} reviews are measured: run again to continue", flush=True)
+        if args.out == args.add or not measured:
+            return
+        earlier |= {"reviews": len(measured), "positive": sum(review.startswith("pos") for review in measured)}
+        earlier |= of_annotators(args.data, [*measured], PromptForm(**earlier["form"]))
+        del earlier["separation"]  # of all reviews
     added = {"methods": list(next(iter(own.values()))), **manifest(args.device)}
     stated = {**earlier, "added": [*earlier.get("added", ()), added]}
-    write_results(args.out, stated, {review: {**scores, **own[review]} for review, scores in values.items()})
+    write_results(args.out, stated, {review: {**scores, **own[review]} for review, scores in measured.items()})
 
 
 def write_results(out: Path, stated: dict[str, Any], values: dict[str, dict[str, dict[str, float]]]) -> None:

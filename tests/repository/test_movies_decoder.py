@@ -71,20 +71,30 @@ def test_reviews_that_do_not_fit_are_measured_in_halves():
     assert seen == [3, 1, 2, 1, 1]
 
 
-def test_a_further_method_joins_earlier_results_and_is_compared_with_them(tmp_path, capsys):
+def test_a_further_method_joins_earlier_results_and_is_compared_with_them(tmp_path, capsys, monkeypatch):
     """The new method is 0.5 better on every review, so it leads, and the former leader is compared with it."""
     earlier, out, lines = tmp_path / "earlier.json", tmp_path / "out.json", tmp_path / "out.jsonl"
     values = {
         f"pos{i}": {name: dict.fromkeys(SCORES, base + i / 40) for name, base in (("a", 0.0), ("b", 0.25))}
         for i in range(20)
     }
-    write_results(earlier, {"device": "first", "form": {"name": "verdict"}}, values)
+    form = {"name": "verdict", "words": 300, "end": True}
+    write_results(earlier, {"device": "first", "form": form, "reviews": 20, "separation": {"auc": 1.0}}, values)
     rows = [{"id": key, "scores": {"c": dict.fromkeys(SCORES, own["b"]["f1"] + 0.5)}} for key, own in values.items()]
-    args = argparse.Namespace(add=earlier, out=out, device="cpu")
+    monkeypatch.setattr("movies_decoder.of_annotators", lambda data, ids, form: {"marked": len(ids) / 100})
+    args = argparse.Namespace(add=earlier, out=earlier, device="cpu", data=None)
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    unfinished = earlier.read_bytes(), earlier.with_suffix(".parquet").read_bytes()
     add_methods(args, lines)
-    assert not out.exists()
-    assert "1 of 20 reviews are not measured" in capsys.readouterr().out
+    assert (earlier.read_bytes(), earlier.with_suffix(".parquet").read_bytes()) == unfinished
+    assert "19 of 20 reviews are measured" in capsys.readouterr().out
+    args.out = out
+    add_methods(args, lines)
+    part = json.loads(out.read_text())
+    assert {row["reviews"] for row in part["rows"]} == {19}
+    assert (part["manifest"]["reviews"], part["manifest"]["positive"], part["manifest"]["marked"]) == (19, 19, 0.19)
+    assert "separation" not in part["manifest"]
+    assert earlier_values(out).keys() == values.keys() - {"pos19"}
     lines.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
     add_methods(args, lines)
     before, found = json.loads(earlier.read_text()), json.loads(out.read_text())
