@@ -1,4 +1,4 @@
-"""Update the tables of movie reviews on docs/text.md from studies/results/movies.json and movies-present.json.
+"""Update the tables of movie reviews on docs/text.md from the files movies*.json of studies/results.
 
     python results/movie_table.py
 
@@ -15,7 +15,11 @@ from method_pages import replaced
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "text.md"
 #: Marks on the page, and files of results.
-TABLES = {"movie reviews": "movies.json", "movie reviews, present": "movies-present.json"}
+TABLES = {
+    "movie reviews": "movies.json", "movie reviews, present": "movies-present.json",
+    "movie reviews, size of BERT-base": "movies-base.json",
+    "movie reviews, second training": "movies-base-second.json", "movie reviews, language model": "movies-decoder.json",
+}  # fmt: skip
 CONTROLS = ("random", "inverted", "start first", "end first")
 SCORES = {"f1": "token-F1 ↑", "auprc": "AUPRC ↑", "comprehensiveness": "comprehensiveness ↑",
           "sufficiency": "sufficiency ↓"}  # fmt: skip

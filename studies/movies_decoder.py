@@ -9,7 +9,9 @@ Token-F1 of the top 10 to 80 words, AUPRC, and comprehensiveness and sufficiency
 (vitrail.scores.continuation_faithfulness; words of the review are removed as a whole; a word has the sum of its tokens'
 scores). Reviews without marked words in the part that is read are left out. Both classes alternate, every review is
 written as it is done, and a further run continues there. ``--part 0/2`` and ``--part 1/2`` share the reviews between
-two processes; ``--join`` reads the reviews of several such files and measures nothing.
+two processes; ``--join`` reads the reviews of several such files and measures nothing. ``--add FILE`` measures further
+``--methods`` with the prompt and on the reviews of earlier results, and writes them with the rows of these; all
+comparisons are computed again.
 """
 
 from __future__ import annotations
@@ -151,10 +153,19 @@ def choose(model: Any, tokenizer: Any, samples: list[Sample], words: Sequence[in
 
 
 def measure(
-    model: Any, tokenizer: Any, prompts: Sequence[ReviewPrompt], methods: list[str], batch: int
-) -> list[tuple[float, dict[str, dict[str, float]]]]:
-    """Of each review the log-probability of the true word minus that of the other one, and scores by method."""
-    difference = differences(model, prompts, tokenizer.pad_token_id or 0, batch)
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[ReviewPrompt],
+    methods: list[str],
+    batch: int,
+    further: bool = False,
+) -> list[tuple[float | None, dict[str, dict[str, float]]]]:
+    """Of each review the log-probability of the true word minus that of the other one, and scores by method.
+
+    With ``further``, the methods only: earlier results have the controls and what the model answers.
+    """
+    padding = tokenizer.pad_token_id or 0
+    difference = [None] * len(prompts) if further else differences(model, prompts, padding, batch).tolist()
     found = vitrail.explain(
         model, [prompt.text for prompt in prompts], methods=methods, tokenizer=tokenizer,
         target=[token(prompt.own, prompt.other) for prompt in prompts],
@@ -163,11 +174,11 @@ def measure(
         found[method].grid[i, :, : len(prompt.ids)].double().cpu()
         for method in methods for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    for sign in (-1, 1):  # the controls
+    for sign in () if further else (-1, 1):  # the controls
         tokens += [sign * torch.arange(len(prompt.ids), dtype=torch.float64)[None] for prompt in prompts]
-    names = [*methods, *CONTROLS]
+    names = [*methods, *(() if further else CONTROLS)]
     every = [*prompts] * len(names)
-    log_probability = continuation_log_probability(model, [[p.own] for p in every], tokenizer.pad_token_id or 0, batch)
+    log_probability = continuation_log_probability(model, [[p.own] for p in every], padding, batch)
     effect = continuation_faithfulness(
         log_probability, [p.ids for p in every], [own[0].numpy() for own in tokens],
         [[unit >= 0 for unit in p.units] for p in every], [p.units for p in every],
@@ -179,7 +190,7 @@ def measure(
         {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(names)}
         for i in range(len(prompts))
     ]
-    return list(zip(difference.tolist(), scores, strict=True))
+    return list(zip(difference, scores, strict=True))
 
 
 def in_memory(call: Callable[[Any], list[Any]], prompts: Sequence[ReviewPrompt], clock: Clock) -> list[Any]:
@@ -231,6 +242,9 @@ def run(args: argparse.Namespace, file: Path) -> None:
             raw.flush()
 
         chosen = next((PromptForm(**row["form"]) for row in lines if "form" in row), None)
+        earlier = None if args.add is None else earlier_values(args.add)
+        if args.add is not None:
+            chosen = PromptForm(**json.loads(args.add.read_text())["manifest"]["form"])
         if chosen is None:
             known = by_turns(list(Movies(args.data, "val")))[: args.choose]
             chosen, forms = choose(model, tokenizer, known, args.words, args.batch)
@@ -238,7 +252,7 @@ def run(args: argparse.Namespace, file: Path) -> None:
         done = {row["id"] for row in lines if "id" in row}
         samples = by_turns(list(Movies(args.data, "test")))[: args.reviews]
         prompts = {sample.id: prompt_of(sample, chosen, tokenizer) for sample in samples}
-        left = [key for key, prompt in prompts.items() if prompt.marked.any()]
+        left = [key for key, prompt in prompts.items() if prompt.marked.any() and (earlier is None or key in earlier)]
         first, count = map(int, args.part.split("/"))
         groups = [left[i : i + args.together] for i in range(0, len(left), args.together)][first::count]
         methods = args.methods
@@ -248,10 +262,55 @@ def run(args: argparse.Namespace, file: Path) -> None:
                 continue
             own = [prompts[key] for key in missing]
             methods = applicable(model, tokenizer, own[0], METHODS) if methods is None else methods
-            call = partial(measure, model, tokenizer, methods=methods, batch=args.batch)
+            call = partial(measure, model, tokenizer, methods=methods, batch=args.batch, further=earlier is not None)
             for key, (difference, scores) in zip(missing, in_memory(call, own, clock), strict=False):
                 write(id=key, difference=difference, scores=scores)
             print(f"{len(missing)} reviews, {clock}", flush=True)
+
+
+def earlier_values(results: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Scores by review and method of earlier results, from the file beside them."""
+    columns = pq.read_table(results.with_suffix(".parquet")).to_pydict()
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for i, (method, review) in enumerate(zip(columns["method"], columns["review"], strict=True)):
+        found.setdefault(review, {})[method] = {score: columns[score][i] for score in SCORES}
+    return found
+
+
+def add_methods(args: argparse.Namespace, file: Path) -> None:
+    """Write earlier results with the methods of this run, for the reviews that were measured.
+
+    The earlier results themselves are replaced only when all of their reviews were.
+    """
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    own = {row["id"]: row["scores"] for row in lines if "id" in row}
+    values = earlier_values(args.add)
+    earlier = json.loads(args.add.read_text())["manifest"]
+    measured = {review: scores for review, scores in values.items() if review in own}
+    if len(measured) < len(values):
+        print(f"{len(measured)} of {len(values)} reviews are measured: run again to continue", flush=True)
+        if args.out == args.add or not measured:
+            return
+        earlier |= {"reviews": len(measured), "positive": sum(review.startswith("pos") for review in measured)}
+        earlier |= of_annotators(args.data, [*measured], PromptForm(**earlier["form"]))
+        del earlier["separation"]  # of all reviews
+    added = {"methods": list(next(iter(own.values()))), **manifest(args.device)}
+    stated = {**earlier, "added": [*earlier.get("added", ()), added]}
+    write_results(args.out, stated, {review: {**scores, **own[review]} for review, scores in measured.items()})
+
+
+def write_results(out: Path, stated: dict[str, Any], values: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Write means and intervals by method, best token-F1 first, and the values of each review as Parquet."""
+    names = list(next(iter(values.values())))
+    rows: dict[str, dict[str, Any]] = {name: {"method": name, "reviews": len(values)} for name in names}
+    columns: dict[str, Any] = {"method": np.repeat(names, len(values)), "review": [*values] * len(names)}
+    for score, higher in SCORES.items():
+        by_method = {name: np.array([scores[name][score] for scores in values.values()]) for name in names}
+        columns[score] = np.concatenate([*by_method.values()]).astype(np.float32)
+        for row in compare(by_method, higher=higher):
+            rows[row.name][score] = {k: None if v != v else v for k, v in row._asdict().items() if k != "name"}
+    pq.write_table(pa.table(columns), out.with_suffix(".parquet"), compression="zstd")
+    save_json(out, {"manifest": stated, "rows": sorted(rows.values(), key=lambda row: -row["f1"]["mean"])})
 
 
 def of_annotators(data: Path, ids: Sequence[str], form: PromptForm) -> dict[str, float]:
@@ -263,20 +322,11 @@ def of_annotators(data: Path, ids: Sequence[str], form: PromptForm) -> dict[str,
 
 
 def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
-    """Write means and intervals by method, best token-F1 first, and the values of each review as Parquet."""
+    """Write the results of all reviews in some files."""
     lines = [json.loads(line) for file in files if file.is_file() for line in file.read_text().splitlines()]
     done = {row["id"]: row for row in lines if "id" in row}
     if not done:
         return
-    names = list(next(iter(done.values()))["scores"])
-    rows: dict[str, dict[str, Any]] = {name: {"method": name, "reviews": len(done)} for name in names}
-    columns: dict[str, Any] = {"method": np.repeat(names, len(done)), "review": [*done] * len(names)}
-    for score, higher in SCORES.items():
-        values = {name: np.array([row["scores"][name][score] for row in done.values()]) for name in names}
-        columns[score] = np.concatenate([*values.values()]).astype(np.float32)
-        for row in compare(values, higher=higher):
-            rows[row.name][score] = {k: None if v != v else v for k, v in row._asdict().items() if k != "name"}
-    pq.write_table(pa.table(columns), args.out.with_suffix(".parquet"), compression="zstd")
     chosen = next(row for row in lines if "form" in row)
     labels = np.array([int(key.startswith("pos")) for key in done])
     found = separation(np.array([row["difference"] for row in done.values()]), labels)
@@ -284,12 +334,11 @@ def summarise(args: argparse.Namespace, files: Sequence[Path]) -> None:
              "separation": found, "form": chosen["form"], "forms_on_validation": chosen["forms"],
              **of_annotators(args.data, [*done], PromptForm(**chosen["form"])),
              "explained": "logit of the true word minus that of the other one"}  # fmt: skip
-    ranked = sorted(rows.values(), key=lambda row: -row["f1"]["mean"])
     stated = manifest(args.device, **about)
     if args.join:  # the machine that measured
         measured = json.loads(files[0].with_suffix(".json").read_text())["manifest"]
         stated |= {name: measured[name] for name in ("device", "versions")}
-    save_json(args.out, {"manifest": stated, "rows": ranked})
+    write_results(args.out, stated, {key: row["scores"] for key, row in done.items()})
 
 
 def main() -> None:
@@ -304,12 +353,18 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=8, help="reviews that are explained in one call (%(default)s)")
     parser.add_argument("--part", default="0/1", help="which part of the reviews, of how many (%(default)s)")
     parser.add_argument("--join", type=Path, nargs="*", help="JSON lines of other runs; nothing is measured")
+    parser.add_argument("--add", type=Path, help="earlier results that get the rows of further --methods")
     args = parser.parse_args()
+    if args.add is not None and not args.methods:
+        parser.error("--add needs --methods: those to measure on the reviews of the earlier results")
     warnings.simplefilter("ignore")
     file = args.out.with_suffix(".jsonl")
     if args.join is None:
         run(args, file)
-    summarise(args, args.join or [file])
+    if args.add is not None:
+        add_methods(args, file)
+    else:
+        summarise(args, args.join or [file])
 
 
 if __name__ == "__main__":

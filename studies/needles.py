@@ -8,7 +8,8 @@ FOLDER holds a Hugging Face causal language model and its tokenizer. Prompts wit
 Four targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
 those of the model's five next candidates; its logit minus that of the second candidate; and its logit. Relevance of
 every token is appended to the raw file as it is computed, and a further run continues there; ``--again`` computes the
-named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts).
+named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts); with ``--methods``,
+it gets the rows of these methods only, and the rows of all others stay as they are.
 
 Seed 0 is for choices, of targets or rules; the published table has seed 1, whose prompts served no choice.
 """
@@ -232,13 +233,18 @@ def summarise(args: argparse.Namespace) -> None:
     for index, one in sorted(encoded.items()):
         rows += [(index, m, True, np.stack([v] * len(TARGETS))) for m, v in controls(one).items()]
     for index, method, control, values in rows:
+        if args.methods and method not in args.methods:
+            continue
         for target, own in zip(TARGETS, values, strict=True):
             for name, value in score(draw_needle(args.seed, index), encoded[index], own).items():
                 collected.setdefault((method, control, target, name), []).append(value)
     previous = []
     if args.summary.is_file():
         with args.summary.open(newline="") as file:
-            previous = [row for row in csv.DictReader(file) if row["model"] != args.name]
+            previous = [
+                row for row in csv.DictReader(file)
+                if row["model"] != args.name or (args.methods and row["method"] not in args.methods)
+            ]  # fmt: skip
     with args.summary.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -57,7 +57,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/compare.md": (f"{STUDIES}/compare.json",),
     "docs/language-model-truth.md": ("results/recall.csv", f"{TRAINING}/lm-recall-manifest.json"),
     "docs/language-model-truth.md#real-models": (f"{STUDIES}/needles.csv",),
-    "docs/language-model-truth.md#movie-reviews": (f"{STUDIES}/movies-decoder.json",),
+    "docs/language-model-truth.md#movie-reviews": (
+        f"{STUDIES}/movies-decoder.json", f"{STUDIES}/movies-decoder-present.json",
+    ),
     "docs/models.md#the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
     "docs/models.md#precision": (f"{BENCHMARKS}/precision-half-deit-h200.json",),
     "docs/models.md#large-inputs": (f"{BENCHMARKS}/large-*.json",),
@@ -65,7 +67,12 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/text.md#results-on-movie-reviews": (f"{STUDIES}/movies.json", f"{TRAINING}/movies-manifest.json"),
     "docs/text.md#a-second-small-model": (f"{STUDIES}/movies-present.json", f"{TRAINING}/movies-present-manifest.json"),
     "docs/text.md#the-same-with-a-model-of-bert-bases-size": (f"{STUDIES}/movies-base.json", f"{STUDIES}/movies.json"),
-    "docs/text.md#the-same-with-a-prompted-language-model": (f"{STUDIES}/movies-decoder.json",),
+    "docs/text.md#a-second-training-of-this-model": (
+        f"{STUDIES}/movies-base-second.json", f"{STUDIES}/movies-base.json",
+    ),
+    "docs/text.md#the-same-with-a-prompted-language-model": (
+        f"{STUDIES}/movies-decoder.json", f"{STUDIES}/movies-decoder-present.json",
+    ),
     "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv"),
     "docs/trust.md#how-far-to-trust-the-check": (f"{STUDIES}/trust.json",),
     "docs/web.md#scheduling": (f"{BENCHMARKS}/serve-flood-cpu.json",),
@@ -103,7 +110,7 @@ GIVEN = {
     "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
     "docs/scores/overdetermination.md": "0.036 20.95", "docs/scores/sanity.md": "0.02 0.2 1.5",
     "docs/scores/segmentation.md": "0.1 0.9", "docs/scores/statistics.md": "0.22 0.7",
-    "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "11 177 188 194 199 1600 9700",
+    "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "11 177 188 192 194 199 1600 9700",
     "docs/trust.md": "0.02 0.05 0.1 0.5 0.95 20", "docs/web.md": "0.3 57.3 9999",
     "docs/worlds.md": "400",
     "benchmarks/README.md": (

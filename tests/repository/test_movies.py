@@ -44,10 +44,10 @@ def test_results_cover_every_text_method(rows):
     assert {row["reviews"] for row in (*rows.values(), *newer)} == {199}
 
 
-def test_values_of_each_review_give_the_newer_rows():
-    pq = pytest.importorskip("pyarrow.parquet")
-    table = pq.read_table(PRESENT.with_suffix(".parquet")).to_pydict()
-    for row in json.loads(PRESENT.read_text(encoding="utf-8"))["rows"]:
+@pytest.mark.parametrize("file", [PRESENT, FILE.with_name("movies-base-second.json")], ids=lambda file: file.stem)
+def test_values_of_each_review_give_the_newer_rows(file: Path):
+    table = pq.read_table(file.with_suffix(".parquet")).to_pydict()
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
         for score in ("f1", "auprc", "comprehensiveness", "sufficiency"):
             own = [v for m, v in zip(table["method"], table[score], strict=True) if m == row["method"]]
             assert sum(own) / len(own) == pytest.approx(row[score]["mean"], abs=1e-5), (row["method"], score)
@@ -66,14 +66,15 @@ def test_tables_are_those_of_the_files(monkeypatch):
     [
         ("movies.json", 0, ("fourth", 3), 24),
         ("movies-base.json", 2, ("13th", 12), 18),
-        ("movies-decoder.json", 3, ("", 16), 21),
+        ("movies-base-second.json", 3, ("", 5), 9),
+        ("movies-decoder.json", 4, ("", 16), 21),
     ],
 )
 def test_docs_page_matches_the_results_files(file: str, part: int, place: tuple[str, int], count: int):
     results = json.loads((ROOT / "studies" / "results" / file).read_text(encoding="utf-8"))
     rows = {row["method"]: row for row in results["rows"]}
     whole = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
-    text = re.split(r"### (?:The same with|A second small model).*\n", whole)[part]
+    text = re.split(r"### (?:The same with|A second ).*\n", whole)[part]
     table = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -88,9 +89,10 @@ def test_docs_page_matches_the_results_files(file: str, part: int, place: tuple[
     assert not place[0] or f"GradToken is {place[0]} of {count}" in text
 
 
-def test_values_of_each_review_give_the_means_of_the_table():
-    results = json.loads((ROOT / "studies" / "results" / "movies-decoder.json").read_text(encoding="utf-8"))
-    values = pq.read_table(ROOT / "studies" / "results" / "movies-decoder.parquet").to_pydict()
+@pytest.mark.parametrize("name", ["movies-decoder", "movies-decoder-present"])
+def test_values_of_each_review_give_the_means_of_the_table(name: str):
+    results = json.loads((ROOT / "studies" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    values = pq.read_table(ROOT / "studies" / "results" / f"{name}.parquet").to_pydict()
     reviews = set(values["review"])
     assert len(reviews) == results["manifest"]["reviews"]
     assert sum(name.startswith("pos") for name in reviews) == results["manifest"]["positive"]
@@ -102,6 +104,18 @@ def test_values_of_each_review_give_the_means_of_the_table():
             assert float(own.mean()) == pytest.approx(row[score]["mean"], abs=1e-5)
     chosen = max(results["manifest"]["forms_on_validation"], key=lambda form: form["auc"])
     assert {name: chosen[name] for name in ("name", "words", "end")} == results["manifest"]["form"]
+
+
+def test_a_further_method_left_the_values_of_others_as_they_were():
+    def by_review(name: str) -> dict[tuple[str, str], float]:
+        table = pq.read_table(ROOT / "studies" / "results" / f"{name}.parquet").to_pydict()
+        return dict(zip(zip(table["method"], table["review"], strict=True), table["f1"], strict=True))
+
+    earlier, later = by_review("movies-decoder"), by_review("movies-decoder-present")
+    reviews = {review for _, review in later}
+    kept = {key: value for key, value in earlier.items() if key[1] in reviews}
+    assert later.items() >= kept.items()
+    assert {method for method, _ in later.keys() - kept.keys()} == {"leadlight"}
 
 
 def test_the_report_draws_it(rows):
