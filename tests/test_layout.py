@@ -6,6 +6,7 @@ import ast
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,21 +92,35 @@ def modules() -> dict[str, ast.Module]:
 
 
 @cache
+def statements() -> list[tuple[str, ast.stmt]]:
+    """Each statement of each module, with the module's name; imports and definitions are in no expression."""
+    found: list[tuple[str, ast.stmt]] = []
+    for module, tree in modules().items():
+        waiting: list[Any] = [tree]
+        while waiting:
+            node = waiting.pop()
+            for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+                inside = getattr(node, field, None)
+                if isinstance(inside, list):
+                    found += [(module, one) for one in inside if isinstance(one, ast.stmt)]
+                    waiting += inside
+    return found
+
+
+@cache
 def imports() -> dict[str, set[str]]:
     """Modules that each module imports, anywhere in its text: in functions and under TYPE_CHECKING as well."""
-    graph: dict[str, set[str]] = {}
-    for module, tree in modules().items():
-        graph[module] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{module} has a relative import"
-                full = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [name if name in modules() else str(node.module) for name in full]
-            else:
-                continue
-            graph[module] |= {name for name in names if name.partition(".")[0] == "vitrail"}
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for module, node in statements():
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules() else str(node.module) for name in full]
+        else:
+            continue
+        graph[module] |= {name for name in names if name.partition(".")[0] == "vitrail"}
     return graph
 
 
@@ -146,8 +161,7 @@ def definitions() -> list[tuple[str, str, str]]:
     kinds = {ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
     return [
         (module, kinds[type(node)], node.name)
-        for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for module, node in statements()
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 
