@@ -267,7 +267,7 @@ def test_links_to_uploads_survive_a_restart_or_say_so(visit, app):
 
 
 def test_methods_are_explained_beside_the_map(visit):
-    page = visit("?model=scenes&sample=scene-1&method=rollout&method=attcat")
+    page = visit("?model=tiny&sample=cat&classes=0&method=rollout&method=attcat")
     wait_idle(page)
     assert len(page.inner_text(".intro").split(".")) == 2, "one sentence"
     assert "Class-agnostic" in page.inner_text("#reading-list")
