@@ -24,7 +24,7 @@ def at(position):
 
 def maps(model, ids, position, names):
     """Relevance of each word by each method that applies, shape (n,); in one call where all methods apply."""
-    applying = that_apply(model, ModelInputs((), {"input_ids": ids}), at(position))
+    applying = that_apply(model, ModelInputs((), {"input_ids": ids}), at(position)) if len(names) > 1 else names
     methods = {name: quick().get(name, {}) for name in names if name in applying}
     found, calls = {}, [methods]
     with warnings.catch_warnings():
