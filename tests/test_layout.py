@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -79,32 +80,66 @@ UNCLEAR = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ModuleNames:
+    """What a module imports and defines, anywhere in its text; its syntax tree is not kept.
+
+    Attributes:
+        imports: Statements that import.
+        definitions: Kind and name of classes and functions, methods and private ones included.
+    """
+
+    imports: list[ast.Import | ast.ImportFrom]
+    definitions: list[tuple[str, str]]
+
+
 @cache
-def modules() -> dict[str, ast.Module]:
-    """Syntax trees of all modules by name."""
+def modules() -> dict[str, ModuleNames]:
+    """All modules by name."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = ("vitrail", *path.relative_to(ROOT).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+        found[name] = read_names(ast.parse(path.read_text(encoding="utf-8")))
     return found
+
+
+def read_names(tree: ast.Module) -> ModuleNames:
+    """Imports and definitions, which are statements: expressions are not searched."""
+    kinds = {ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
+    found, waiting = ModuleNames([], []), list[ast.AST]([tree])
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.append(node)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.definitions.append((kinds[type(node)], node.name))
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inside = getattr(node, field, None)
+            waiting += inside if isinstance(inside, list) else []  # the body of a lambda is an expression
+    return found
+
+
+def test_names_are_found_in_nested_statements():
+    text = "try:\n  import a\nexcept E:\n  from b import c\nelse:\n  class D:\n    def e(self):\n      import f"
+    found = read_names(ast.parse(text))
+    assert sorted(alias.name for node in found.imports for alias in node.names) == ["a", "c", "f"]
+    assert sorted(found.definitions) == [("class", "D"), ("function", "e")]
 
 
 @cache
 def imports() -> dict[str, set[str]]:
     """Modules that each module imports, anywhere in its text: in functions and under TYPE_CHECKING as well."""
     graph: dict[str, set[str]] = {}
-    for module, tree in modules().items():
+    for module, found in modules().items():
         graph[module] = set()
-        for node in ast.walk(tree):
+        for node in found.imports:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 assert node.level == 0, f"{module} has a relative import"
                 full = [f"{node.module}.{alias.name}" for alias in node.names]
                 names = [name if name in modules() else str(node.module) for name in full]
-            else:
-                continue
             graph[module] |= {name for name in names if name.partition(".")[0] == "vitrail"}
     return graph
 
@@ -140,16 +175,9 @@ def package(module: str) -> str:
     return ".".join(module.split(".")[1:2])
 
 
-@cache
 def definitions() -> list[tuple[str, str, str]]:
     """(module, kind, name) of all classes and functions, methods and private ones included."""
-    kinds = {ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
-    return [
-        (module, kinds[type(node)], node.name)
-        for module, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    return [(module, kind, name) for module, found in modules().items() for kind, name in found.definitions]
 
 
 def repeated(places: dict[str, list[str]], allowed: tuple[str, ...]) -> dict[str, list[str]]:

@@ -65,12 +65,13 @@ def read_source(page: Path) -> Any:
     return notebook
 
 
-def execute(notebook: Any, environment: Mapping[str, str] | None = None) -> Any:
+def execute(notebook: Any, environment: Mapping[str, str] | None = None, **options: Any) -> Any:
     """Run the cells in a folder and with a cache of their own, and return the notebook with outputs.
 
     Args:
         notebook: What `read_source` returned; it is changed.
         environment: Further variables for the cells, such as paths of weights.
+        options: Further options of nbclient's `NotebookClient`.
     """
     from nbclient import NotebookClient
     from traitlets.config import Config
@@ -90,6 +91,7 @@ def execute(notebook: Any, environment: Mapping[str, str] | None = None) -> Any:
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             config=Config(AsyncKernelManager=sockets),
+            **options,
         )
         client.execute(env=given)
     for cell in notebook.cells:

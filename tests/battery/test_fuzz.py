@@ -279,6 +279,7 @@ def test_maps_or_error(holds):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # test_maps_or_error has fewer calls of each property
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda f: f.__name__)
 def test_maps_or_error_with_many_examples(holds):
     sometimes(LONG)(given(**holds.strategies)(holds))()

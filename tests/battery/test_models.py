@@ -254,8 +254,8 @@ def test_a_clip_of_two_towers():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [
     pytest.param(timm_model("vit_base_patch16_224", depth=2), id="vit"),
-    pytest.param(open_clip_vit_b_32, id="open_clip"),
     *(pytest.param(make, id=name, marks=pytest.mark.exhaustive) for name, make in {
+        "open_clip": open_clip_vit_b_32,
         "torchvision": torchvision_vit_b_16,
         "beit": timm_model("beit_base_patch16_224", depth=2),
         "siglip": timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=2),

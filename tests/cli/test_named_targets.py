@@ -17,6 +17,7 @@ from vitrail.cli.named_targets import NamedTargetOptions
 from vitrail.data import Scenes
 from vitrail.errors import InputError
 from vitrail.targets import box, prompt, region, saved_targets
+from vitrail.tools import diagnose
 
 
 @pytest.fixture
@@ -144,7 +145,8 @@ def test_methods_are_compared_for_a_box(tmp_path, scenes_folder):
 
 
 @pytest.mark.slow
-def test_doctor_lists_what_a_detector_detects(scenes_folder):
+def test_doctor_lists_what_a_detector_detects(scenes_folder, monkeypatch):
+    monkeypatch.setattr(diagnose, "METHODS", {"rollout": diagnose.METHODS["rollout"]})
     result = run("doctor", "-m", "scenes-detr", "--image", scenes_folder / "scene3.png")
     assert result.exit_code == 0, result.output
     assert "star" in result.output

@@ -97,9 +97,13 @@ RUNS += [(KINDS[0], case, 4 - batch_size(case)) for case in CASES]
 
 
 def marks(kind: str, case: str, size: int) -> list[pytest.MarkDecorator]:
-    """None for the first model; options of a method on the other models are the widest sweep."""
-    if kind == KINDS[0]:
-        return [] if size == batch_size(case) else [pytest.mark.slow]
+    """None for the first model and its batch; options of a method on other models and batches are the widest sweep.
+
+    The options run on the first model in every run, and the method without options on every model and batch in the
+    slow tests.
+    """
+    if kind == KINDS[0] and size == batch_size(case):
+        return []
     return [pytest.mark.slow, pytest.mark.exhaustive] if ":" in case else [pytest.mark.slow]
 
 

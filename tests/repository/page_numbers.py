@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -122,26 +124,32 @@ class Value:
     labels: frozenset[str]
 
 
-def _walk(content: Any, labels: frozenset[str]) -> Iterator[Value]:
+def _add_values(content: Any, labels: frozenset[str], values: list[Value]) -> None:
     if isinstance(content, dict):
         own = labels | {one for one in content.values() if isinstance(one, str)}
         for key, one in content.items():
-            yield from _walk(one, own | {key, *re.split(r"[ ,]+", key)})
+            if not isinstance(one, str):
+                _add_values(one, own | _key_labels(key), values)
         bounds = [content.get("value", content.get("mean")), content.get("low"), content.get("high")]
-        yield from _half_width(bounds, own)
+        _add_half_width(bounds, own, values)
     elif isinstance(content, list):
         own = labels | {one for one in content if isinstance(one, str)}
         for one in content:
-            yield from _walk(one, own)
-        yield from _half_width(content, own)
+            _add_values(one, own, values)
+        _add_half_width(content, own, values)
     elif isinstance(content, int | float) and not isinstance(content, bool):
-        yield Value(float(content), labels)
+        values.append(Value(float(content), labels))
 
 
-def _half_width(found: list[Any], labels: frozenset[str]) -> Iterator[Value]:
+@cache
+def _key_labels(key: str) -> frozenset[str]:
+    return frozenset({key, *re.split(r"[ ,]+", key)})
+
+
+def _add_half_width(found: list[Any], labels: frozenset[str], values: list[Value]) -> None:
     """Half of the width of an interval [value, low, high], which pages print after ±."""
     if len(found) == 3 and all(isinstance(one, int | float) for one in found) and found[1] <= found[0] <= found[2]:
-        yield Value((found[2] - found[1]) / 2, labels)
+        values.append(Value((found[2] - found[1]) / 2, labels))
 
 
 def _typed(cell: str) -> float | str:
@@ -154,11 +162,15 @@ def _typed(cell: str) -> float | str:
 @cache
 def read_values(path: Path) -> tuple[Value, ...]:
     """All numbers of a JSON file or a table."""
+    values: list[Value] = []
     if path.suffix == ".json":
-        return tuple(_walk(json.loads(path.read_text(encoding="utf-8")), frozenset()))
+        _add_values(json.loads(path.read_text(encoding="utf-8")), frozenset(), values)
+        return tuple(values)
     with path.open(encoding="utf-8", newline="") as file:
         rows = [{key: _typed(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
-    return tuple(Value(one.number, one.labels - set(rows[0])) for row in rows for one in _walk(row, frozenset()))
+    for row in rows:
+        _add_values(row, frozenset(), values)
+    return tuple(Value(one.number, one.labels - set(rows[0])) for one in values)
 
 
 @cache
@@ -171,26 +183,38 @@ def _by_label(path: Path) -> dict[str, list[Value]]:
 
 
 @cache
-def roundings(path: Path, names: frozenset[str]) -> frozenset[str]:
-    """Values of a file as a page may have them: without sign, as they are or in percent, up to five decimals.
+def _printed_values(path: Path, names: frozenset[str]) -> list[float]:
+    """Values of a file as a page may have them, in order: without sign, as they are or in another unit.
 
-    Values that belong to one of the names count alone, where there are any. A five at the end is rounded either way.
+    Values that belong to one of the names count alone, where there are any.
     """
     own = [one for name in names for one in _by_label(path).get(name, ())]
     if names and not own:
-        return roundings(path, frozenset())
-    values = own or read_values(path)
-    scaled = {abs(one.number) * f for one in values for f in _factors(one, path)}
-    return frozenset(f"{number * up:.{d}f}" for number in scaled for up in (1, 1 + 1e-9) for d in range(6))
+        return _printed_values(path, frozenset())
+    benchmark = path.parent.parent.name == "benchmarks"
+    values = [one for one in own or read_values(path) if not math.isnan(one.number)]
+    return sorted({abs(one.number) * f for one in values for f in _factors(one.labels, benchmark)})
 
 
-def _factors(value: Value, path: Path) -> Iterator[float]:
+@cache
+def _factors(labels: frozenset[str], benchmark: bool) -> tuple[float, ...]:
     """Pages print values as they are or in percent, seconds also in milliseconds, and MiB in GiB."""
-    yield from (1, 100)
-    if path.parent.parent.name == "benchmarks" or any("second" in label for label in value.labels):
-        yield 1000
-    if any("mib" in label for label in value.labels):
-        yield 1 / 1024
+    seconds = benchmark or any("second" in label for label in labels)
+    return (1, 100, *((1000,) if seconds else ()), *((1 / 1024,) if any("mib" in label for label in labels) else ()))
+
+
+def is_rounded(number: str, path: Path, names: frozenset[str]) -> bool:
+    """Whether a value of a file is printed as a number, with up to five decimals.
+
+    A five at the end is rounded either way. See `_printed_values` for the values that count.
+    """
+    decimals = len(number.partition(".")[2])
+    if decimals > 5:
+        return False
+    near = 0.5001 * 10.0**-decimals + 2e-9 * float(number)
+    values = _printed_values(path, names)
+    start, stop = bisect_left(values, float(number) - near), bisect_right(values, float(number) + near)
+    return any(f"{value * up:.{decimals}f}" == number for value in values[start:stop] for up in (1, 1 + 1e-9))
 
 
 @cache

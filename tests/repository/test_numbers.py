@@ -16,7 +16,7 @@ import pytest
 
 from tests.repository.counted_claims import CLAIMS, Claim
 from tests.repository.number_lists import FILES, GENERATED, GIVEN, METHOD_FILES, WITHOUT_FILE
-from tests.repository.page_numbers import ROOT, Block, counts, named_files, read_blocks, roundings
+from tests.repository.page_numbers import ROOT, Block, counts, is_rounded, named_files, read_blocks
 
 PAGES = [
     ROOT / "README.md",
@@ -57,7 +57,7 @@ def missing(name: str, text: str, folder: Path) -> list[str]:
     for block in blocks:
         own = files[block.headings]
         numbers = block.decimals() | (block.measured() if own else set())
-        claims = {n for n in numbers if not any(n in roundings(path, block.names) for path in own | everywhere)}
+        claims = {n for n in numbers if not any(is_rounded(n, path, block.names) for path in own | everywhere)}
         if own:
             claims |= {n for n in block.counts() if not any(n in counts(path) for path in own)}
         section = block.headings[-1] if block.headings else "beginning"

@@ -10,12 +10,15 @@ import warnings
 
 import pytest
 
+from tests.repository.forked_kernels import forked_kernels
 from tests.repository.test_docs import BLOCK, ROOT
 
 FOLDER = ROOT / "docs" / "tutorials"
 NAMES = [page.stem for page in sorted(FOLDER.glob("*.md")) if page.name != "index.md"]
 #: Bytes of all committed notebooks together.
 MOST_BYTES = 1_500_000
+#: The notebook that is run by a kernel of its own, so that importing the libraries prints nothing either.
+NEW_KERNEL = "first-explanation"
 MACHINE_PATHS = re.compile(r"/(tmp|home|root|Users|usr|opt|work|var)/|site-packages|ipykernel_|[A-Z]:\\\\")
 
 
@@ -84,16 +87,24 @@ def test_notebooks_are_small():
     assert sum(path.stat().st_size for path in FOLDER.glob("*.ipynb")) <= MOST_BYTES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs(name, tutorials):
-    """Each cell runs without an error or a warning, and shows what the committed notebook shows."""
+@pytest.fixture(scope="module")
+def forked(tutorials):
+    """Options of `execute` for kernels that have imported the libraries."""
     for module in ("jupytext", "nbclient", "ipykernel"):
         pytest.importorskip(module)
+    with forked_kernels({"PYTHONWARNINGS": tutorials.QUIET}) as manager:
+        yield {"kernel_manager_class": manager}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_runs(name, tutorials, forked):
+    """Each cell runs without an error or a warning, and shows what the committed notebook shows."""
     source = tutorials.read_source(FOLDER / f"{name}.md")
     written = [(cell["cell_type"], "".join(cell["source"])) for cell in committed(name)["cells"]]
     assert [(cell.cell_type, cell.source) for cell in source.cells] == written, "run docs/hooks/tutorials.py --text"
-    notebook = tutorials.execute(source)
+    options = forked if name != NEW_KERNEL else {}
+    notebook = tutorials.execute(source, **options)
     printed = [output for output in outputs(notebook) if output.get("name") == "stderr"]
     assert not printed, printed[0]["text"]
     assert kinds(notebook) == kinds(committed(name))

@@ -25,6 +25,8 @@ from tests.web.page_fixtures import address, app, browser, visit  # noqa: F401
 pytestmark = pytest.mark.slow
 
 TEXT = "a superb film, lovely music and a tedious plot."
+#: A model whose maps and checks take milliseconds, where the test is about the page.
+TINY = "?model=tiny"
 #: A method that does not finish before it is cancelled.
 LONG_METHOD = "rise:masks=9500"
 IMAGE_CARD = ".map-card[data-method=image] canvas"
@@ -47,7 +49,7 @@ def test_first_load_shows_maps_of_a_sample(visit, record_property):
 
 
 def test_open_drop_and_paste_an_image(visit):
-    page = visit()
+    page = visit(TINY)
     default_only(page)
     known = [canvas_checksum(page, IMAGE_CARD)]
     page.set_input_files("#file", random_image(1))
@@ -104,7 +106,7 @@ def test_choose_classes_by_button_by_typing_and_in_pairs(visit):
 
 
 def test_methods_share_one_cursor_and_display_options(visit):
-    page = visit()
+    page = visit(TINY)
     methods = ("attcat", "rollout", "gradsam")
     select_methods(page, *methods)
     assert len({canvas_checksum(page, f".map-card[data-method={name}] canvas") for name in methods}) == 3
@@ -173,7 +175,7 @@ def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
 
 
 def test_curves_include_the_random_control(visit):
-    page = visit("?model=scenes&sample=scene-1&method=leadlight")
+    page = visit(f"{TINY}&sample=cat&method=leadlight")
     wait_idle(page)
     page.click("#measure")
     page.wait_for_selector("#curves[data-state=done]")
@@ -191,7 +193,7 @@ def test_curves_include_the_random_control(visit):
 
 
 def test_downloads_python_code_and_permalink(visit, address):
-    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page = visit(TINY, permissions=["clipboard-read", "clipboard-write"])
     select_methods(page, "attcat")
     downloads = "#image-panel [data-part=downloads]"
     for name, begins in (("Figure (PNG)", b"\x89PNG"), ("Manifest", b"{"), ("Maps", b"")):
@@ -207,7 +209,7 @@ def test_downloads_python_code_and_permalink(visit, address):
     wait_for(page, "document.querySelector(given).textContent.startsWith('Copied: ')", f"{downloads} .status")
     link = page.evaluate("navigator.clipboard.readText()")
     assert link == page.url
-    assert link.startswith(f"{address}?model=scenes&sample=")
+    assert link.startswith(f"{address}?model=tiny&sample=")
     other = visit(link.removeprefix(address))
     wait_idle(other)
     assert other.inner_text("#question") == page.inner_text("#question")
@@ -222,7 +224,7 @@ def test_downloads_python_code_and_permalink(visit, address):
 
 
 def test_word_scores_of_a_text(visit):
-    page = visit()
+    page = visit(TINY)
     page.click("#tab-text")
     page.wait_for_selector(".text-card[data-state=done]")
     page.fill("#text-input", TEXT)
@@ -254,14 +256,14 @@ def test_text_tab_without_a_text_model_shows_the_command(visit):
 
         page.route("**/api/models", answer)
 
-    page = visit(before=images_only)
+    page = visit(TINY, before=images_only)
     page.click("#tab-text")
     assert "vitrail serve" in page.inner_text("#no-text-model")
     assert page.is_hidden("#text-input")
 
 
 def test_phone_has_no_horizontal_scrolling(visit):
-    page = visit(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = visit(TINY, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     wait_idle(page)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
@@ -283,7 +285,7 @@ def test_phone_has_no_horizontal_scrolling(visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessible_names_and_contrast(visit, scheme):
-    page = visit(color_scheme=scheme, reduced_motion="reduce")
+    page = visit(TINY, color_scheme=scheme, reduced_motion="reduce")
     background = "getComputedStyle(document.documentElement).backgroundColor"
     assert (int(re.findall(r"\d+", page.evaluate(background))[0]) < 60) == (scheme == "dark")
     select_methods(page, "attcat")

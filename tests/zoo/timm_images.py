@@ -104,10 +104,12 @@ ENTRIES = [
         size=120,  # of the sizes that both patch sizes divide, the smallest
         img_size=120,
         depth=[[1, 1, 0], [1, 1, 0]],
+        embed_dim=(24, 48),
+        num_heads=(2, 2),
     ),
     other("pit_ti_224", PYRAMID, img_size=64, depth=(1, 1, 1)),
-    other("levit_128s", PYRAMID, img_size=64),
-    other("pvt_v2_b0", PYRAMID, depths=(1, 1, 1, 1)),
+    other("levit_128s", PYRAMID, img_size=64, embed_dim=(24, 32, 48), key_dim=8, num_heads=(2, 2, 4), depth=(1, 1, 1)),
+    other("pvt_v2_b0", PYRAMID, depths=(1, 1, 1, 1), embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 2, 4)),
     other(
         "swin_tiny_patch4_window7_224",
         WINDOWS,

@@ -18,7 +18,7 @@ from vitrail.fast.recordings import run as run_recorded
 from vitrail.fast.split_products import product
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
-from vitrail.fast.switches import fast_paths_disabled, recomputation, recomputing, without_autocast
+from vitrail.fast.switches import fast_paths_disabled, onednn_enabled, recomputation, recomputing, without_autocast
 from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
 from vitrail.fast.weight_sample import sample_weights
 
@@ -27,7 +27,8 @@ on_forget(forget_recordings)
 __all__ = [
     "TABLES", "CompiledModel", "FastPasses", "beside_replay", "cached_per_call", "call_cache", "capturing", "changed",
     "count_recordings", "current_call", "fast_paths_disabled", "faster", "float_parameter", "forget_module",
-    "forget_recordings", "keep", "kernel", "log_reason", "modules_of", "on_forget", "one_call", "product", "recall",
-    "recomputation", "recomputing", "recordable", "recording", "remember", "run_recorded", "sample_weights", "sizes",
-    "split_products_enabled", "unchanged", "weights_of", "weights_state", "with_split_products", "without_autocast",
+    "forget_recordings", "keep", "kernel", "log_reason", "modules_of", "on_forget", "one_call", "onednn_enabled",
+    "product", "recall", "recomputation", "recomputing", "recordable", "recording", "remember", "run_recorded",
+    "sample_weights", "sizes", "split_products_enabled", "unchanged", "weights_of", "weights_state",
+    "with_split_products", "without_autocast",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Switches of a call: faster computations off, and activations that are not kept."""
+"""Switches of a call: faster computations off, the same kernels in every process, and activations that are not kept."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which autocast is off on a device; where it is off already, nothing has to be switched."""
     on = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
+
+
+@contextmanager
+def onednn_enabled() -> Iterator[None]:
+    """Compute with oneDNN in this block, whatever the process did before.
+
+    On a CPU without bfloat16, torch disables its oneDNN kernels for the rest of the process at the first bfloat16
+    product, and the other kernels differ in the last bits, in float32 too. Numbers that must be the same in another
+    process are computed in this block.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.set_flags(True)[0]
+    try:
+        yield
+    finally:
+        mkldnn.set_flags(before)
 
 
 @contextmanager

@@ -51,6 +51,20 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_uninterrupted_one(phase,
     assert read_record(path)[1].losses == trained[1].record.losses
 
 
+def test_weights_do_not_depend_on_the_state_of_onednn(trained, tmp_path):
+    """On some CPUs one bfloat16 product disables oneDNN for the rest of the process, and other kernels are used."""
+    used = []
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        train(tmp_path / "small.safetensors", advance=lambda *_: used.append(torch.backends.mkldnn.enabled))
+        assert not torch.backends.mkldnn.enabled, "the user's setting is restored"
+    finally:
+        torch.backends.mkldnn.set_flags(True)
+    assert all(used)
+    expected, found = load_file(trained[0]), load_file(tmp_path / "small.safetensors")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "small.safetensors"
 

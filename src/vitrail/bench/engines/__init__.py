@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
-
+from vitrail import fast
 from vitrail.errors import OutputError, VitrailError
 
 #: Failed tasks after which a run stops that has completed none.
@@ -110,13 +109,7 @@ def run_task(task: BenchTask, device: str = "cpu") -> Path:
 def compute_task(task: BenchTask, device: str = "cpu") -> Callable[[], Path]:
     """Compute one task, and return the function that writes its file.
 
-    On a CPU without bfloat16, torch disables its oneDNN kernels for the rest of the process at the first bfloat16
-    product, and the other kernels differ in the last bits, in float32 too. Every task therefore starts with oneDNN
-    enabled, so that its numbers do not depend on what its process did before.
+    Its numbers do not depend on what its process did before.
     """
-    mkldnn: Any = torch.backends.mkldnn
-    before = mkldnn.set_flags(True)[0]
-    try:
+    with fast.onednn_enabled():
         return task.compute(device)
-    finally:
-        mkldnn.set_flags(before)

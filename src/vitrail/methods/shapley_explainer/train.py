@@ -120,7 +120,7 @@ def train_explainer(
     if path.suffix != ".safetensors":
         raise OptionError(f"{path.name!r} must be a safetensors file: end its name in .safetensors")
     model = unwrap(loaded.module)
-    with fast.unchanged(model), frozen(model):
+    with fast.unchanged(model), frozen(model), fast.onednn_enabled():  # a continued run is often in another process
         return _Trainer(model, loaded, images, path, settings, checkpoint_steps, advance).run()
 
 
