@@ -57,9 +57,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/compare.md": (f"{STUDIES}/compare.json",),
     "docs/language-model-truth.md": ("results/recall.csv", f"{TRAINING}/lm-recall-manifest.json"),
     "docs/language-model-truth.md#real-models": (f"{STUDIES}/needles.csv",),
-    "docs/language-model-truth.md#movie-reviews": (
-        f"{STUDIES}/movies-decoder.json", f"{STUDIES}/movies-decoder-present.json",
-    ),
+    "docs/language-model-truth.md#movie-reviews": (f"{STUDIES}/movies-decoder.json",),
     "docs/models.md#the-self-check": (f"{BENCHMARKS}/selfcheck-*.json",),
     "docs/models.md#precision": (f"{BENCHMARKS}/precision-half-deit-h200.json",),
     "docs/models.md#large-inputs": (f"{BENCHMARKS}/large-*.json",),
@@ -70,9 +68,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/text.md#a-second-training-of-this-model": (
         f"{STUDIES}/movies-base-second.json", f"{STUDIES}/movies-base.json",
     ),
-    "docs/text.md#the-same-with-a-prompted-language-model": (
-        f"{STUDIES}/movies-decoder.json", f"{STUDIES}/movies-decoder-present.json",
-    ),
+    "docs/text.md#the-same-with-a-prompted-language-model": (f"{STUDIES}/movies-decoder.json",),
     "docs/three-models.md": ("results/three_models_single.csv", "results/three_models.csv"),
     "docs/trust.md#how-far-to-trust-the-check": (f"{STUDIES}/trust.json",),
     "docs/web.md#scheduling": (f"{BENCHMARKS}/serve-flood-cpu.json",),
