@@ -2,7 +2,8 @@
 
     python results/recall.py [runs/KEY ...]
 
-Means and 95 % intervals (percentile bootstrap over pairs of prompts) are computed from the values of each pair. Two
+Means and 95 % intervals (percentile bootstrap over pairs of prompts) are computed from the values of each pair, which
+recall.parquet keeps for the runs collected since it exists. Two
 controls depend on positions alone and are computed from the prompts. The tables of real models are made from
 ``studies/results/needles.csv``, which studies/needles.py writes.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
+from example_values import Values, add_values, mean_row, run_values
 
 from vitrail.bench.plan import CONTROLS
 from vitrail.data.recall import RECALL_TASKS, RecallPrompt, draw_recall
@@ -27,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "language-model-truth.md"
 NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
 STUDIES = HERE.parent / "studies" / "README.md"
+MODEL = "lm-recall"
 #: Scores of the CSV by protocol.
 SCORES = {
     "source": ("source", "source_mass", "sentence"), "discrimination": ("share",),
@@ -52,32 +54,10 @@ FOUND_BY = ("attnlrp:released", "conservative_lrp", "agcam", "gradsam:readout")
 Row = dict[str, Any]
 
 
-def interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Mean and 95 % bootstrap interval."""
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(0, len(values), (2000, len(values)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(values.mean()), float(low), float(high)
-
-
-def _row(task: str, method: str, protocol: str, score: str, values: np.ndarray[Any, Any]) -> Row:
-    numbers = dict(zip(("mean", "low", "high"), (round(v, 4) for v in interval(values)), strict=True))
-    control = method in (*CONTROLS, *POSITIONS)
-    return {"model": "lm-recall", "task": task, "method": method, "control": control, "protocol": protocol,
-            "score": score, "examples": len(values), **numbers}  # fmt: skip
-
-
-def rows_of(folder: Path) -> list[Row]:
-    """Rows of the CSV for one run."""
-    table = pl.read_parquet(folder / "results.parquet").filter(pl.col("error").is_null())
-    rows = []
-    for protocol, scores in SCORES.items():
-        for score in scores:
-            chosen = table.filter(pl.col("protocol") == protocol, pl.col("score") == score)
-            for (task, method), group in chosen.group_by("dataset", "method", maintain_order=True):
-                values = group["value"].drop_nans().to_numpy()
-                rows.append(_row(str(task), str(method), protocol, score, values))
-    return rows
+def rows_of(values: Values) -> list[Row]:
+    """Rows of the CSV."""
+    controls = (*CONTROLS, *POSITIONS)
+    return [{**mean_row(key, own), "control": key[2] in controls} for key, own in values.items()]
 
 
 def position_scores(prompt: RecallPrompt, last: bool) -> dict[str, float]:
@@ -105,7 +85,8 @@ def position_rows(count: int) -> list[Row]:
             for protocol in ("source", "discrimination"):
                 for score in SCORES[protocol]:
                     values = np.array([np.mean([one[score] for one in pair]) for pair in found])
-                    rows += [_row(f"{task}{kind}", method, protocol, score, values) for kind in ("", CONTRAST)]
+                    keys = [(MODEL, f"{task}{kind}", method, protocol, score) for kind in ("", CONTRAST)]
+                    rows += rows_of(dict.fromkeys(keys, values))
     return rows
 
 
@@ -232,7 +213,9 @@ def main() -> None:
     rows = read_rows(file)
     manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     for folder in args.runs:
-        new = rows_of(folder)
+        values = run_values(folder, SCORES, MODEL)
+        add_values(HERE / "recall.parquet", values)
+        new = rows_of(values)
         replaced = {(row["task"], row["method"]) for row in new}
         rows = [row for row in rows if (row["task"], row["method"]) not in replaced] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@
 Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Rows of the
 same model, task and method are replaced. Tables are in docs/worlds.md and on the pages of methods with a place for one.
 Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
-example.
+example, which worlds.parquet keeps for the runs collected since it exists.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
+from example_values import Values, add_values, mean_row, run_values
 
 from vitrail.bench.plan import CONTROLS
 
@@ -44,27 +43,9 @@ TASKS = {
 COLUMNS = ("model", "task", "method", "control", "protocol", "score", "examples", "mean", "low", "high")
 
 
-def interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Mean and 95 % bootstrap interval."""
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(0, len(values), (2000, len(values)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(values.mean()), float(low), float(high)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the CSV for one run."""
-    table = pl.read_parquet(folder / "results.parquet").filter(pl.col("error").is_null())
-    rows = []
-    for protocol, scores in SCORES.items():
-        for score in scores:
-            chosen = table.filter(pl.col("protocol") == protocol, pl.col("score") == score)
-            for (model, task, method), group in chosen.group_by("model", "dataset", "method", maintain_order=True):
-                values = group["value"].drop_nans().to_numpy()
-                numbers = dict(zip(("mean", "low", "high"), (round(v, 4) for v in interval(values)), strict=True))
-                rows.append({"model": model, "task": task, "method": method, "control": str(method) in CONTROLS,
-                             "protocol": protocol, "score": score, "examples": len(values), **numbers})  # fmt: skip
-    return rows
+def rows_of(values: Values) -> list[dict[str, Any]]:
+    """Rows of the CSV."""
+    return [{**mean_row(key, own), "control": key[2] in CONTROLS} for key, own in values.items()]
 
 
 def table_of(rows: list[dict[str, Any]], task: str) -> str:
@@ -155,7 +136,9 @@ def main() -> None:
                      **{k: float(row[k]) for k in ("mean", "low", "high")}}
                     for row in csv.DictReader(stream)]  # fmt: skip
     for folder in args.runs:
-        new = rows_of(folder)
+        values = run_values(folder, SCORES)
+        add_values(HERE / "worlds.parquet", values)
+        new = rows_of(values)
         renewed = {(row["model"], row["task"], row["method"]) for row in new}
         rows = [row for row in rows if (row["model"], row["task"], row["method"]) not in renewed] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
