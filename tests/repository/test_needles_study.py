@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import transformers
+import pytest
 
+pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
 
 from needles import COLUMNS, encode, summarise
@@ -42,7 +43,8 @@ def relevance(index: int, words: Words, right: bool) -> list[list[float]]:
 
 def test_a_further_method_joins_the_rows_of_others(tmp_path, monkeypatch):
     words = Words()
-    monkeypatch.setattr(transformers, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: words))
+    # By its name, as other tests import the library anew.
+    monkeypatch.setattr("transformers.AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: words))
     raw, summary = tmp_path / "raw.jsonl", tmp_path / "needles.csv"
     earlier = [
         {"model": model, "method": method, "control": False, "target": "odds", "score": "word", "prompts": 300,

@@ -28,6 +28,7 @@ def graph_moves(output: Tensor) -> Moves:
     """The graph behind a tensor: its operations, how they are connected, their settings and indices.
 
     Example:
+        >>> import torch
         >>> x = torch.randn(1, 4, 2, requires_grad=True)
         >>> def number(order):
         ...     return [float(one.sum()) if i else one for i, one in enumerate(graph_moves(x[:, order].mean(1)))]
