@@ -51,7 +51,7 @@ def test_the_share_of_the_check_gives_the_number_of_the_check(client):
     image_id = upload_id(client)
     body = {"model": "tiny", "picture": image_id, "methods": ["leadlight"], "targets": [2]}
     check = client.post("/api/check?wait=true", json=body).json()["items"][0]["check"]
-    job = client.app.state.server.finished_jobs.get(client.post("/api/explain?wait=true", json=body).json()["id"])
+    job = client.app.state.server.job(client.post("/api/explain?wait=true", json=body).json()["id"])
     relevance = job.explanations["leadlight"].grid[0, 0].flatten()
     top = relevance.topk(round(0.1 * relevance.numel())).indices.tolist()
     found = client.post(

@@ -93,7 +93,7 @@ def test_questions_about_images(client, picture):
         vitrail.load("scenes-vlm"), processor(images=pixels, text=QUESTION), "transformer_mm", processor=processor,
         target=token("yellow"),
     )  # fmt: skip
-    found_map = server.finished_jobs.get(job["id"]).explanations["transformer_mm"].grid
+    found_map = server.job(job["id"]).explanations["transformer_mm"].grid
     assert found_map.allclose(expected.grid, atol=1e-5)
     marked = expected.grid[0, 0].flatten().topk(26).indices.tolist()
     removed = {**asked, "removed": marked, "classes": [one["target"] for one in colour[:2]]}
