@@ -196,3 +196,19 @@ def test_the_structure_is_checked_again_under_another_arithmetic(monkeypatch):
         assert len(measured) == 3
         structures.read_structure(model, given)
     assert len(measured) == 3
+
+
+@pytest.mark.parametrize("method", ["gradcam_features", "cdam"])
+def test_an_order_that_changes_after_a_call_is_seen(method: str) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(1)
+    model = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 3), num_classes=4
+    ).eval()
+    images = torch.rand(1, 3, 56, 56)
+    for _ in range(2):
+        vitrail.explain(model, images, method, target=1)
+    embed = model.patch_embed.forward
+    model.patch_embed.forward = lambda x: embed(x).flip(1)
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(model, images, method, target=1)

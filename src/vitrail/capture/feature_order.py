@@ -20,6 +20,7 @@ from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import GuessWarning, NotApplicableError
+from vitrail.fast.unchanged import state_of
 
 #: Tokens that are looked at.
 CELLS = 9
@@ -30,7 +31,9 @@ PEAK = 2.0
 def check_feature_order(
     model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
 ) -> None:
-    """Check that tokens lie row by row on a grid after a prefix; once per structure and grid.
+    """Check that tokens lie row by row on a grid after a prefix; once in a call, or while the model is unchanged.
+
+    A later call measures it again: passes for features do not show whether the tokens still have their order.
 
     Args:
         model: The user's model, unwrapped.
@@ -43,12 +46,14 @@ def check_feature_order(
         NotApplicableError: The features come from other places.
     """
     key = (id(structure), prefix, *grid)
-    known: tuple[ModelStructure, int, int | None] | None = fast.recall(model, "feature order", key)
-    if known is None or known[0] is not structure:  # the structure is kept, so that its id is not reused
+    state = state_of(model)
+    known: tuple[ModelStructure, object, int, int | None] | None = fast.recall(model, "feature order", key)
+    # The structure is kept, so that its id is not reused.
+    if known is None or known[0] is not structure or state is None or known[1] is not state:
         found = _measure(model, model_inputs.select(slice(0, 1)), structure, prefix, grid)
-        known = fast.remember(model, "feature order", (structure, *found), key)
+        known = fast.remember(model, "feature order", (structure, state, *found), key)
     assert known is not None
-    _, right, clear = known
+    *_, right, clear = known
     if clear is None:
         warnings.warn(
             f"{structure.model}: whether its {grid[0]}×{grid[1]} features lie row by row could not be measured",
