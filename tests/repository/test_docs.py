@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.repository.page_numbers import anchor
 from vitrail.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,22 @@ def test_every_method_has_its_page_and_is_cited():
         assert f"{method.name}.md" in index
         for option in method.options:
             assert f"`{option}" in page, f"{method.name}: option {option} is not documented"
+
+
+def test_links_lead_to_headings():
+    """Also between README, guides and pages; a strict build of the site finds only its own, after minutes of tests."""
+    pages = [*PAGES, *ROOT.glob("[a-z]*/README.md")]
+    headings: dict[Path, set[str]] = {}
+    for page in pages:
+        shown = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        headings[page] = {anchor(heading) for heading in re.findall(r"^#+ (.+)$", shown, re.MULTILINE)}
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}#{heading}"
+        for page in pages
+        for link, heading in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8"))
+        if heading not in headings.get((page.parent / link).resolve() if link else page, set())
+    ]
+    assert not broken
 
 
 def test_examples_import_public_modules():
