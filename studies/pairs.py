@@ -4,8 +4,9 @@
 
 Both classes of each held-out scene are explained. Class-discrimination accuracy ("wins" in the results) is the share of
 maps whose positive relevance per pixel is higher on the target object than on the other one; relevance mass ("mass") is
-the share of the positive relevance on the target object. Intervals are 95 % bootstrap intervals over scenes. A
-class-agnostic method has an accuracy of one half by construction.
+the share of the positive relevance on the target object. Intervals are 95 % bootstrap intervals over scenes, computed
+from the values of each scene, which a file beside the results keeps (``pairs-scenes.parquet``). Rows of other methods
+that the results have already stay. A class-agnostic method has an accuracy of one half by construction.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from study import manifest, options, save_json
+from study import manifest, options, read_json, save_json
+from value_tables import Values, save_values, values_path
 
 import vitrail
 from vitrail.data import Scenes
 from vitrail.errors import MapWarning
+from vitrail.scores import interval
 
 BATCH = 50
+#: Class-discrimination accuracy and relevance mass, as the results name them.
+SCORES = ("wins", "mass")
 
 
 def class_discrimination(maps: NDArray[Any], masks: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -44,21 +49,21 @@ def class_discrimination(maps: NDArray[Any], masks: NDArray[Any]) -> tuple[NDArr
     return accuracy, mass
 
 
-def bootstrap(values: NDArray[Any], rng: np.random.Generator, draws: int = 2000) -> tuple[float, float, float]:
-    """Mean over scenes and its 95 % bootstrap interval; values have shape (scenes, 2)."""
-    scenes = values.mean(1)
-    means = scenes[rng.integers(0, len(scenes), (draws, len(scenes)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(scenes.mean()), float(low), float(high)
+def summarise(values: Values) -> dict[str, dict[str, list[float]]]:
+    """Mean and 95 % bootstrap interval over scenes of each score, by method."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for score in SCORES:
+        for method, own in values[score].items():
+            rows.setdefault(method, {})[score] = [round(v, 6) for v in interval(own)]
+    return rows
 
 
-def measure(name: str, count: int, methods: list[str], device: str, most: int) -> dict[str, Any]:
-    """Scores of all methods on one model."""
+def measure(name: str, count: int, methods: list[str], device: str, most: int) -> tuple[dict[str, Any], Values]:
+    """Scores of all methods on one model, and the values of each scene: means over its two maps."""
     loaded = vitrail.load(name)
     loaded.module.to(device)
     data = Scenes(split="test", pairs=True, count=count)
-    accuracy: dict[str, list[NDArray[Any]]] = {m: [] for m in methods}
-    mass: dict[str, list[NDArray[Any]]] = {m: [] for m in methods}
+    values: Values = {score: {m: [] for m in methods} for score in SCORES}
     constant_maps = dict.fromkeys(methods, 0)
     both_in_top_two = 0
     for start in range(0, count, BATCH):
@@ -72,19 +77,11 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
         for m in methods:
             constant_maps[m] += int(found[m].constant.sum())
             for maps, scene in zip(found[m].maps.cpu().numpy(), scenes, strict=True):
-                own_accuracy, own_mass = class_discrimination(maps, scene.masks)
-                accuracy[m].append(own_accuracy)
-                mass[m].append(own_mass)
-    rng = np.random.default_rng(0)
-    rows = {
-        m: {
-            "wins": bootstrap(np.stack(accuracy[m]), rng),
-            "mass": bootstrap(np.stack(mass[m]), rng),
-            "flat_maps": constant_maps[m],
-        }
-        for m in methods
-    }
-    return {"model": name, "scenes": count, "both_classes_in_top_two": both_in_top_two / count, "methods": rows}
+                for score, own in zip(SCORES, class_discrimination(maps, scene.masks), strict=True):
+                    values[score][m].append(float(own.mean()))
+    rows = {m: {**row, "flat_maps": constant_maps[m]} for m, row in summarise(values).items()}
+    result = {"model": name, "scenes": count, "both_classes_in_top_two": both_in_top_two / count, "methods": rows}
+    return result, values
 
 
 def main() -> None:
@@ -93,16 +90,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="number of scenes")
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    results = []
+    kept = {result["model"]: result for result in read_json(args.out, {"results": []})["results"]}
     for name in args.models:
-        results.append(result := measure(name, args.count, args.methods, args.device, args.batch))
-        print(f"{result['model']}: both classes in the top two for {result['both_classes_in_top_two']:.1%}")
+        result, values = measure(name, args.count, args.methods, args.device, args.batch)
+        print(f"{name}: both classes in the top two for {result['both_classes_in_top_two']:.1%}")
         for m, row in result["methods"].items():
             a, s = row["wins"], row["mass"]
             print(f"  {m:24s} class-discrimination accuracy {a[0]:.1%} [{a[1]:.1%}, {a[2]:.1%}]  relevance mass "
                   f"{s[0]:.1%} [{s[1]:.1%}, {s[2]:.1%}]  constant maps {row['flat_maps']}")  # fmt: skip
+        if name in kept and kept[name]["scenes"] == args.count:
+            result["methods"] = {**kept[name]["methods"], **result["methods"]}
+        kept[name] = result
         about = manifest(args.device, split="test, pairs", interval="95 % bootstrap over scenes")
-        save_json(args.out, {"manifest": about, "results": results})  # after each model, for interrupted runs
+        if args.out is not None:  # after each model, for interrupted runs
+            save_json(args.out, {"manifest": about, "results": list(kept.values())})
+            save_values(values_path(args.out, name), values)
 
 
 if __name__ == "__main__":

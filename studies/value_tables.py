@@ -53,6 +53,12 @@ def joined_manifest(before: dict[str, Any], settings: dict[str, Any]) -> dict[st
     return {name: joined(name, new) for name, new in settings.items()}
 
 
+def values_path(result: Path, model: str) -> Path:
+    """File of the values of each example of a model, beside the file of a result: NAME.json, NAME-MODEL.parquet."""
+    own = "" if result.stem.endswith(f"-{model}") else f"-{model}"
+    return result.with_name(f"{result.stem}{own}.parquet")
+
+
 def read_values(path: Path) -> Values:
     """Values of each image from a file."""
     values: Values = {}
