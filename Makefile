@@ -27,8 +27,8 @@ test-fast: .venv/.dev
 	$(if $(COVERAGE),$(PY) -m coverage run -p .ci/imports.py && $(PY) -m coverage combine -q --append && $(PY) .ci/coverage.py)
 
 test-rest: .venv/.docs  ## what make test leaves out
-	$(PYTEST) -m "$(SLOW)"
 	$(MAKE) -j2 docs wheel
+	$(PYTEST) -m "$(SLOW)"
 
 lint: .venv/.dev
 	$(PY) -m ruff check .
