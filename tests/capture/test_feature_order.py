@@ -212,3 +212,49 @@ def test_an_order_that_changes_after_a_call_is_seen(method: str) -> None:
     model.patch_embed.forward = lambda x: embed(x).flip(1)
     with pytest.raises(NotApplicableError, match="not in the order of the image"):
         vitrail.explain(model, images, method, target=1)
+
+
+class Convolutions(nn.Module):
+    """No attention; 64 positions, then 16, which may be kept in another order or see the whole image alike."""
+
+    def __init__(self, order: str = "", wide: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.merge = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 2, 2)
+        self.last, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
+        self.order, self.wide = order, wide
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = {"": x, "rows": x.flip(2), "columns": x.flip(3), "turned": x.transpose(2, 3)}[self.order]
+        x = self.merge(x.relu()).relu()
+        x = (1 - self.wide) * x + self.wide * x.mean((2, 3), keepdim=True)
+        return self.head(self.last(x).relu().mean((2, 3)))
+
+
+FEATURE_METHODS = ["gradcam_features", "cdam", "scorecam", "vit_cx"]
+
+
+@pytest.mark.parametrize("method", FEATURE_METHODS)
+def test_convolutions_in_order_are_explained_without_a_word(method: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explained = vitrail.explain(Convolutions().eval(), IMAGES, method, target=1)
+    assert explained.maps.shape == (2, 1, 32, 32)
+
+
+@pytest.mark.parametrize("method", FEATURE_METHODS)
+@pytest.mark.parametrize("order", ["rows", "columns", "turned"])
+def test_convolutions_that_turn_the_image_are_refused(method: str, order: str) -> None:
+    """Also where they begin to after a call."""
+    model = Convolutions().eval()
+    vitrail.explain(model, IMAGES, method, target=1)
+    model.order = order
+    for one in (model, Convolutions(order).eval()):
+        with pytest.raises(NotApplicableError, match="not in the order of the image"):
+            vitrail.explain(one, IMAGES, method, target=1)
+
+
+def test_features_that_all_see_the_same_are_warned_of() -> None:
+    with pytest.warns(GuessWarning, match="could not be measured"):
+        vitrail.explain(Convolutions(wide=1.0).eval(), IMAGES, "gradcam_features", target=1)

@@ -1,7 +1,8 @@
 """Check on the model that the features of a token come from the place in the image where a map shows them.
 
-Models that are no plain encoder (pyramids, windows) may keep their tokens in another order than row by row, and no
-table of places is measured for them. The gradient of a few tokens' features at the image tells where they come from.
+Models that are no plain encoder (pyramids, windows, convolutions) may keep their features in another order than row by
+row, and no table of places is measured for them. The gradient of a few positions' features at the image tells where
+they come from.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.attention import AttentionMode
+from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_call import run_model
@@ -22,10 +24,13 @@ from vitrail.capture.verify import direction, gradients
 from vitrail.errors import GuessWarning, NotApplicableError
 from vitrail.fast.unchanged import state_of
 
-#: Tokens that are looked at.
-CELLS = 9
+#: Rows and columns of the tokens that are looked at; of models without attention, whose features see more of the image
+#: around them, the four corners.
+SIDE, CORNERS = 3, 2
 #: A token's gradient is concentrated if its largest cell has this multiple of the mean over all cells.
 PEAK = 2.0
+#: Without attention: if a corner has this multiple of the share that all four tokens have there on average.
+CORNER_PEAK = 1.5
 
 
 def check_feature_order(
@@ -67,7 +72,7 @@ def check_feature_order(
         )
     elif right < 0.75 * clear:
         raise NotApplicableError(
-            f"the features of {structure.model} are not in the order of the image: {clear - right} of {clear} tokens "
+            f"the features of {structure.model} are not in the order of the image: {clear - right} of {clear} of them "
             f"come from another place than their cell of the {grid[0]}×{grid[1]} grid; use rise, occlusion or an input "
             "gradient instead"
         )
@@ -80,22 +85,39 @@ def _measure(
     image = model_inputs.image
     assert image is not None
     leaf = image.detach().clone().requires_grad_()
-    count = prefix + grid[0] * grid[1]
-    mode = AttentionMode({"dY": frozenset(o.call for o in structure.layers)}, 1)
     with frozen(model):
-        with mode:
-            run_model(model, model_inputs.swap(image, leaf))
-        rows = [node.flatten(1, 2) if node.dim() == 4 else node for node in mode.nodes.values() if node.dim() in (3, 4)]
-        nodes = [node for node in rows if node.shape[:2] == (1, count)]
-        if not nodes:
+        features = _features(model, model_inputs.swap(image, leaf), structure, prefix + grid[0] * grid[1])
+        if features is None:
             return 0, None
-        cells = _spread(grid)
-        energy = [_energy(nodes[-1][:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
+        cells = _spread(grid, SIDE if structure.layers else CORNERS)
+        energy = [_energy(features[:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
     found = torch.stack([e.flatten() for e in energy])
-    clear = found.amax(1) > PEAK * found.mean(1)
     own = torch.tensor([r * grid[1] + c for r, c in cells], device=found.device)
     right = found[:, own].argmax(1) == torch.arange(len(cells), device=found.device)
-    return int((right & clear).sum()), int(clear.sum())
+    if structure.layers:
+        clear = found.amax(1) > PEAK * found.mean(1)
+        return int((right & clear).sum()), int(clear.sum())
+    # Features may see the whole image, its centre most; what counts is where one differs from the others.
+    share = found[:, own] / found.sum(1, keepdim=True)
+    clear = (share / share.mean(0)).amax(1) > CORNER_PEAK
+    count = int(clear.sum())
+    return int((right & clear).sum()), count if 2 * count > len(cells) else None  # one may be clear by chance
+
+
+def _features(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, count: int) -> Tensor | None:
+    """What the last attention reads, or the last feature map of a model without any, in a graph; (1, count, width)."""
+    if structure.layers:
+        mode = AttentionMode({"dY": frozenset(o.call for o in structure.layers)}, 1)
+        with mode:
+            run_model(model, model_inputs)
+        found = list(mode.nodes.values())
+    else:
+        last = FeatureMode(1)
+        with last:
+            run_model(model, model_inputs)
+        found = [] if last.features is None else [last.as_rows(last.features)]
+    rows = [node.flatten(1, 2) if node.dim() == 4 else node for node in found if node.dim() in (3, 4)]
+    return next((node for node in reversed(rows) if node.shape[:2] == (1, count)), None)
 
 
 def _energy(features: Tensor, leaf: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -106,13 +128,12 @@ def _energy(features: Tensor, leaf: Tensor, grid: tuple[int, int]) -> Tensor:
     return F.adaptive_avg_pool2d(gradient.double().square().sum(1, keepdim=True), grid)[0, 0]
 
 
-def _spread(grid: tuple[int, int]) -> list[tuple[int, int]]:
+def _spread(grid: tuple[int, int], side: int) -> list[tuple[int, int]]:
     """Cells that are far from each other.
 
     Example:
-        >>> _spread((2, 4))
+        >>> _spread((2, 4), 3)
         [(0, 0), (0, 2), (0, 3), (1, 0), (1, 2), (1, 3)]
     """
-    side = int(CELLS**0.5)
     rows, columns = (sorted({round(i * (n - 1) / (side - 1)) for i in range(side)}) for n in grid)
     return [(r, c) for r in rows for c in columns]

@@ -56,8 +56,7 @@ def on_grid(
             "gradient instead"
         )
     if value.dim() == 4:
-        if structure.layers:
-            check_feature_order(model, model_inputs, structure, 0, (value.shape[1], value.shape[2]))
+        check_feature_order(model, model_inputs, structure, 0, (value.shape[1], value.shape[2]))
         return value.permute(0, 3, 1, 2)
     size = (int(images.shape[2]), int(images.shape[3]))
     layout = structure.layout
