@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from leadlight import half_of
+from model_halves import half_of
 from PIL import Image
 from study import manifest, options, save_json
 from trust import CHOICE, load
@@ -37,7 +37,7 @@ def compare(name: str, assets: Path, count: int, batch_size: int, device: str) -
     loaded = load(name, assets, device)
     view = replace(loaded.preprocess, squash=True)
     data = MaskFolder(assets / "pets")
-    reported = set(half_of(data, len(data), 1))  # the half that the form of leadlight was not chosen on
+    reported = set(half_of(data, 1, len(data)))  # the half that the form of leadlight was not chosen on
     unused = [int(i) for i in np.random.default_rng(0).permutation(len(data))[CHOICE:]]
     samples = [data[i] for i in unused if i in reported][:count]
     images = torch.stack([view(sample.image) for sample in samples]).to(device)

@@ -5,7 +5,6 @@
 #   speed      six methods, all methods, a paper's table                  OUT/CASE-DEVICE.json
 #   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision-DEVICE.json
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
-#   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
 #   cards      cards of the methods (needs ASSETS)                        OUT/cards.json
 #   imagenet   methods of one pass on 1,000 ImageNet images (needs ASSETS)  OUT/imagenet/single
@@ -19,7 +18,7 @@
 #
 # METHODS are names of methods, those of the plan or script if not set; MINUTES limits a step. Steps that are given to
 # several calls of this script run side by side.
-# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `studies/leadlight.py --help` and docs/data.md.
+# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see docs/data.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -51,7 +50,6 @@ for step in "$@"; do
       $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
       $python studies/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
       ;;
-    leadlight) $python studies/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
     shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
     cards) $python studies/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
     imagenet) plan imagenet1000 imagenet/single --by-method --data "pets=$assets/pets" --weights "vit-t16=$tiny" ;;
@@ -77,6 +75,6 @@ for step in "$@"; do
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python studies/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, imagenet_many, appendices, funnybirds, grid, readings, vit_shapley, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, shapley, cards, imagenet, imagenet_many, appendices, funnybirds, grid, readings, vit_shapley, movies" >&2; exit 2 ;;
   esac
 done

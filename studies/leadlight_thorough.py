@@ -15,14 +15,14 @@ from typing import Any
 
 import grid_pointing
 import torch
-from leadlight_forms import _cosine, scaled
+import torch.nn.functional as F
 from model_halves import explain as plain_explain
 from torch import Tensor
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
-from vitrail.capture.trace import ALL
+from vitrail.capture.trace import ALL, Trace
 from vitrail.inputs.targets import resolve_target
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods.postprocess import upsample
@@ -35,13 +35,26 @@ METHODS = ["leadlight:single", "leadlight:object", "iia", "dix", *(f"{s}{r}{SPRE
 QUOTIENT = ("leadlight:single,mix=0", "vtranm:af+l")
 
 
+def key_cosine(trace: Trace) -> Tensor:
+    """Cosine between the keys of patches, mean over the second half of the blocks, shape (b, S, S)."""
+    heads = [trace.patches(block.K, -2) for block in trace.blocks[len(trace.blocks) // 2 :]]
+    joined = torch.cat([F.normalize(keys.transpose(1, 2).flatten(2), dim=-1) for keys in heads], -1)
+    return joined @ joined.transpose(-2, -1) / len(heads)
+
+
+def scaled(relevance: Tensor) -> Tensor:
+    """Divide by the maximum, where that is positive."""
+    top = relevance.amax(-1, keepdim=True)
+    return relevance / top.where(top > 0, top.new_ones(()))
+
+
 def affinity(loaded: Any, images: Tensor) -> Tensor:
     """Affinity between patches by their keys, with rows that sum to one, shape (b, S, S)."""
     inputs = to_model_inputs(images, loaded)
     with forward_pass(loaded.module, inputs, read_structure(loaded.module, inputs), [{"K": ALL}]) as one:
         logits = class_logits(loaded.module, one.output)
         target = resolve_target(None, one.output, len(images), loaded.classes, logits)
-        cosine = _cosine(one.trace(target.scalar(0, "logit")), "keys")
+        cosine = key_cosine(one.trace(target.scalar(0, "logit")))
     raised = cosine.clamp_min(0) ** POWER
     return raised / raised.sum(-1, keepdim=True)
 

@@ -129,14 +129,6 @@ def place(path: str, method: str, score: str = "f1") -> tuple[int, int]:
     return order.index(method) + 1, len(order)
 
 
-def second_halves() -> tuple[int, int]:
-    """Columns in which the chosen form is first or not significantly behind, and all columns."""
-    name = content("studies/results/leadlight.json")["chosen"]
-    own = [r for r in rows("studies/results/leadlight.csv") if (r["half"], r["method"]) == ("report", name)]
-    own = [row for row in own if row["model"] != "scenes"]
-    return sum(not row["p_to_best"] or float(row["p_to_best"]) >= 0.05 for row in own), len(own)
-
-
 def below_centre(model: str) -> int:
     """Number of compared methods whose mean faithfulness is below that of the centred blob."""
     found = {row["method"]: row["faithfulness"][0] for row in content("studies/results/compare.json")[model]["rows"]}
@@ -195,7 +187,6 @@ CLAIMS = (
     Claim(MODELS, "{} rows, RISE with 1,000 masks", lambda: (forms(f"{THREE}.csv"),)),
     Claim(MODELS, "in {} of 36 columns, scheme 3 (`gradtoken:3`) in {}",
           lambda: (better_columns("gradtoken"), better_columns("gradtoken:3"))),
-    Claim("docs/methods/leadlight.md", "in {} of {} columns", second_halves),
     Claim("docs/compare.md", "{} of {} methods on each model", compared),
     Claim("docs/text.md", "GradToken is fourth of {} (0.174", lambda: (place(f"{MOVIES}.json", "gradtoken")[1],)),
     Claim("docs/text.md", "the first of {} methods", lambda: (place(f"{MOVIES}-present.json", "grad_eclip")[1],)),

@@ -6,7 +6,6 @@ STUDIES, BENCHMARKS, TRAINING = "studies/results", "benchmarks/results", "traini
 PUBLISHED = "src/vitrail/bench/papers/numbers.csv"
 SPEED = (f"{BENCHMARKS}/speed-h200.json", f"{BENCHMARKS}/relevance-h200.json")
 GRIDS = f"{STUDIES}/grid_pointing/*.json"
-LEADLIGHT = (f"{STUDIES}/leadlight.csv", f"{STUDIES}/leadlight.json")
 THOUSAND = "results/imagenet1000.csv"
 
 #: Files of a page's sections that name none themselves, nor does a section above them.
@@ -24,9 +23,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/methods/leadlight.md#card": (GRIDS,),
     "docs/methods/leadlight.md#corners": (GRIDS,),
     "docs/methods/leadlight.md#iia-and-dix-as-sources": (f"{STUDIES}/leadlight_thorough/*.json",),
-    "docs/methods/leadlight.md#how-leadlightobject-was-chosen": LEADLIGHT,
-    "docs/methods/leadlight.md#second-halves": LEADLIGHT,
-    "docs/methods/gradtoken.md#measured-behaviour": (f"{STUDIES}/pairs-*.json", *LEADLIGHT),
+    "docs/methods/gradtoken.md#measured-behaviour": (f"{STUDIES}/pairs-*.json",),
     "docs/methods/shapley.md#measured-behaviour": (f"{STUDIES}/shapley.json",),
     "docs/methods/vit_cx.md": (f"{STUDIES}/vitcx-combinations-h200.json",),
     "docs/methods/vit_shapley.md": (f"{STUDIES}/vit_shapley-*.json",),
@@ -117,6 +114,6 @@ GIVEN = {
 }  # fmt: skip
 #: Measured, and kept in no file: by a test, while a model was trained, or once by hand. Not to be added to.
 WITHOUT_FILE = {
-    "docs/methods/leadlight.md": "13 45 58 60",
+    "docs/methods/leadlight.md": "45 60",
     "docs/scores/funnybirds.md": "1100",
 }  # fmt: skip
