@@ -14,6 +14,11 @@
 #   grid       protocols of other papers on second halves (needs ASSETS)  OUT/grid_pointing
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
 #   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
+#   trust      verdicts on single maps, comparison of methods (needs ASSETS)  OUT/trust.json, OUT/compare.json
+#   overdetermination  share of images of which almost any part suffices (needs ASSETS)  OUT/overdetermination.json
+#   worlds     prompts, boxes, regions, movements, tones, and checks of their maps  OUT/worlds
+#   recall     words that the next word comes from                        OUT/recall, OUT/recall_many
+#   papers     the papers' tables and ablations with small models (needs ASSETS)  OUT/PLAN
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
 # METHODS are names of methods, those of the plan or script if not set; MINUTES limits a step. Steps that are given to
@@ -33,8 +38,8 @@ mkdir -p "$out"
 plan() { # PLAN FOLDER OPTION…
   local name=$1 folder=$2
   shift 2
-  $python studies/run_plan.py "$name" --data "imagenet=$assets/imagenet" --device "${DEVICE:-cuda}" \
-    --minutes "${MINUTES:-8}" ${LIMIT:+--limit $LIMIT} --out "$out/$folder" "$@"
+  $python studies/run_plan.py "$name" --device "${DEVICE:-cuda}" --minutes "${MINUTES:-8}" ${LIMIT:+--limit $LIMIT} \
+    --out "$out/$folder" "$@"
 }
 
 for step in "$@"; do
@@ -52,16 +57,16 @@ for step in "$@"; do
       ;;
     shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
     cards) $python studies/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
-    imagenet) plan imagenet1000 imagenet/single --by-method --data "pets=$assets/pets" --weights "vit-t16=$tiny" ;;
+    imagenet) plan imagenet1000 imagenet/single --by-method --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" --weights "vit-t16=$tiny" ;;
     imagenet_many)
       for method in ${METHODS:?names of methods}; do
-        plan imagenet1000_many "imagenet/${method//:/-}" --methods "$method" --no-controls --by-method --data "pets=$assets/pets" \
-          --weights "vit-t16=$tiny"
+        plan imagenet1000_many "imagenet/${method//:/-}" --methods "$method" --no-controls --by-method \
+          --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" --weights "vit-t16=$tiny"
       done
       ;;
     appendices)
       for name in vitcx_sanity vitcx_delta_sigma; do
-        plan studies/plans/$name.toml $name --weights "vit-t=$tiny" --weights "deit-t=$deit"
+        plan studies/plans/$name.toml $name --data "imagenet=$assets/imagenet" --weights "vit-t=$tiny" --weights "deit-t=$deit"
       done
       ;;
     funnybirds)
@@ -71,10 +76,32 @@ for step in "$@"; do
       ;;
     grid) $python studies/grid_pointing.py run --assets "$assets" --device cuda --half 1 --out "$out/grid_pointing" ;;
     vit_shapley) PYTHONPATH=src:. $python studies/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
+    trust)
+      $python studies/trust.py --assets "$assets" --device "${DEVICE:-cuda}" --out "$out/trust.json"
+      $python studies/compare.py --assets "$assets" --device "${DEVICE:-cuda}" --out "$out/compare.json"
+      ;;
+    overdetermination)
+      $python studies/overdetermination.py --assets "$assets" --device "${DEVICE:-cuda}" --minutes "${MINUTES:-8}" \
+        --out "$out/overdetermination.json"
+      ;;
+    worlds) $python studies/worlds.py --device "${DEVICE:-cuda}" --minutes "${MINUTES:-8}" --out "$out/worlds" ;;
+    recall)
+      plan lm_recall recall
+      plan lm_recall_many recall_many
+      ;;
+    papers)
+      plan studies/plans/ablations.toml ablations --data "pets=$assets/pets" --weights "vit-t=$tiny"
+      for name in cifar10 cifar10-distilled; do
+        plan studies/plans/$name.toml $name --data "$name=$assets/cifar10/cifar10_jpeg.tar.xz"
+      done
+      for name in vtranm vitcx; do
+        plan studies/plans/$name.toml $name --data "imagenet=$assets/imagenet" --weights "vit-t=$tiny"
+      done
+      ;;
     movies)
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python studies/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, shapley, cards, imagenet, imagenet_many, appendices, funnybirds, grid, readings, vit_shapley, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, shapley, cards, imagenet, imagenet_many, appendices, funnybirds, grid, readings, vit_shapley, trust, overdetermination, worlds, recall, papers, movies" >&2; exit 2 ;;
   esac
 done
