@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
 
-from needles import COLUMNS, encode, summarise
+from needle_scores import COLUMNS
+from needles import encode, summarise
 
 from vitrail.data.needles import draw_needle
 

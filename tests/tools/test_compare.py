@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import numpy as np
@@ -14,8 +13,7 @@ from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.pipeline import recommendation
 from vitrail.testing import tiny_vit
-
-compare_module = importlib.import_module("vitrail.tools.compare")  # the attribute is the function
+from vitrail.tools.compared_rows import recommend
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +77,16 @@ def test_the_reason_counts_passes_and_names_what_is_not_different(forwards, text
                                  to_best=to_best and SimpleNamespace(difference=to_best))  # fmt: skip
         return SimpleNamespace(method=method, ranked=ranked, class_similarity=0.2, forwards=forwards)
 
-    chosen, reason = compare_module._recommend([row("gradtoken", True), row("gradcam", True)])
+    chosen, reason = recommend([row("gradtoken", True), row("gradcam", True)])
     assert chosen == "gradtoken"
     assert text in reason
     assert reason.endswith("Not significantly different from it: gradcam.")
-    assert "Every other" in compare_module._recommend([row("gradtoken", True), row("gradcam", False)])[1]
-    assert "the only method" in compare_module._recommend([row("gradtoken", True)])[1]
+    assert "Every other" in recommend([row("gradtoken", True), row("gradcam", False)])[1]
+    assert "the only method" in recommend([row("gradtoken", True)])[1]
     # The cheaper of two is recommended unless the interval of the difference shows that it is worse.
     for difference, expected in (((-0.1, -0.2, 0.01), "gradcam"), ((-0.1, -0.2, -0.01), "gradtoken")):
         cheap = row("gradcam", True, difference, forwards=forwards / 2)
-        assert compare_module._recommend([row("gradtoken", True), cheap])[0] == expected
+        assert recommend([row("gradtoken", True), cheap])[0] == expected
 
 
 def test_refusals_say_what_is_wrong():
