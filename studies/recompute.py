@@ -147,7 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         differ = [row for row in rows if row[2] is not None and not is_same(row[1], row[2])]
         print(f"{name}: {len(rows)} rows, {len(differ)} differ, {len(without)} without values")
         for what, published, recomputed in rows if args.show else differ + without * args.strict:
-            print(f"  {what}: {published} published, {'no values' if recomputed is None else recomputed} recomputed")
+            print(
+                f"  {what}: {published} published, {'no values' if recomputed is None else f'{recomputed} recomputed'}"
+            )
         failed = failed or bool(differ) or not rows or (args.strict and bool(without))
     return int(failed)
 

@@ -13,7 +13,7 @@ from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.pipeline import recommendation
 from vitrail.testing import tiny_vit
-from vitrail.tools.compared_rows import recommend
+from vitrail.tools.compared_rows import ranked_rows, recommend
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,26 @@ def test_a_good_method_is_recommended_and_used():
     shown = zip(found.rows, found.table(), strict=True)
     assert {text[2] for row, text in shown if row.ranked.control} == {"control"}
     assert json.loads(json.dumps(found.to_dict()))["recommended"] == found.recommended
+
+
+def test_rows_are_those_of_the_values_of_each_image():
+    masks = np.zeros((3, 32, 32))
+    masks[:2, :16] = 1  # without an object the last image has no localisation
+    found = vitrail.compare(tiny_vit(), torch.randn(3, 3, 32, 32), ["gradsam", "transformer_mm"], masks=masks)
+    values = {score: {row.method: row.values[score] for row in found.rows} for score in found.rows[0].values}
+    assert values.keys() == {"faithfulness", "class_similarity", "localisation"}
+    for row in found.rows:
+        assert np.mean(row.values["faithfulness"]) == pytest.approx(row.ranked.value.value)
+        assert np.isfinite(row.values["localisation"]).tolist() == [True, True, False]
+        assert np.mean(row.values["localisation"][:2]) == pytest.approx(row.localisation)
+    again = ranked_rows(values, ["centre", "random"], {row.method: row.forwards for row in found.rows})
+    assert [row.to_dict() for row in again] == found.to_dict()["rows"]
+    swapped = {
+        score: {"a": by_method["gradsam"], "gradsam": by_method["random"]} for score, by_method in values.items()
+    }
+    assert {row.method: row.values for row in ranked_rows(swapped, [], {"gradsam": 1.0})} == {
+        "gradsam": {score: by_method["random"] for score, by_method in values.items()}
+    }
 
 
 def test_chance_is_not_recommended():
