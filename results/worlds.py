@@ -5,7 +5,8 @@
 Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Rows of the
 same model, task and method are replaced. Tables are in docs/worlds.md and on the pages of methods with a place for one.
 Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
-example, which worlds.parquet keeps for the runs collected since it exists.
+example, which worlds.parquet keeps for the runs collected since it exists. Areas and shares of the checks are in
+worlds-checks.json, and the values of each map they are computed from in worlds-checks-TASK.parquet, likewise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,23 @@ def update_pages(rows: list[dict[str, Any]], checks: dict[str, Any]) -> None:
             page.write_text(new, encoding="utf-8")
 
 
+def add_checks(source: Path, target: Path) -> None:
+    """Add a file of checks to another, task by task, with the values of each map that lie beside them.
+
+    Args:
+        source: File that studies/worlds.py wrote, NAME.json; values are in NAME-TASK.parquet.
+        target: File of all tasks, which need not exist.
+    """
+    new = json.loads(source.read_text(encoding="utf-8"))
+    kept = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    target.write_text(json.dumps(kept | new, indent=1) + "\n", encoding="utf-8")
+    for task in new:
+        values, copy = (path.with_name(f"{path.stem}-{task}.parquet") for path in (source, target))
+        copy.unlink(missing_ok=True)  # the values of the row that is replaced
+        if values.is_file():
+            shutil.copyfile(values, copy)
+
+
 def main() -> None:
     """Collect runs and write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,10 +143,9 @@ def main() -> None:
     parser.add_argument("--checks", type=Path, help="areas under the ROC curve of checks, replaced task by task")
     args = parser.parse_args()
     file, about, checked = (HERE / f"worlds{end}" for end in (".csv", "-manifest.json", "-checks.json"))
-    checks = json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else {}
     if args.checks is not None:
-        checks |= json.loads(args.checks.read_text(encoding="utf-8"))
-        checked.write_text(json.dumps(checks, indent=1) + "\n", encoding="utf-8")
+        add_checks(args.checks, checked)
+    checks = json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else {}
     rows: list[dict[str, Any]] = []
     manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     if file.is_file():

@@ -8,8 +8,10 @@ FOLDER holds a Hugging Face causal language model and its tokenizer. Prompts wit
 Four targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
 those of the model's five next candidates; its logit minus that of the second candidate; and its logit. Relevance of
 every token is appended to the raw file as it is computed, and a further run continues there; ``--again`` computes the
-named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts); with ``--methods``,
-it gets the rows of these methods only, and the rows of all others stay as they are.
+named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts), computed from the
+value of each prompt, which a file beside it keeps (``needles-smollm2.parquet``; by target and score, NaN for prompts
+that a method was not measured on). It gets the rows of the methods in the raw file, or with ``--methods`` of these
+only; the rows and values of all others stay as they are.
 
 Seed 0 is for choices, of targets or rules; the published table has seed 1, whose prompts served no choice.
 """
@@ -17,7 +19,6 @@ Seed 0 is for choices, of targets or rules; the published table has seed 1, whos
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,22 +28,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import Clock, options
+from needle_scores import COLUMNS, prompt_values, rows_of
+from study import Clock, options, read_csv, save_csv
+from value_tables import in_single_precision, save_values, values_path
 
 import vitrail
 from vitrail.bench.method_groups import single_pass_methods
 from vitrail.data.needles import NeedlePrompt, draw_needle
 from vitrail.targets import token
-from vitrail.text.tokens import word_scores, word_spans
 
 #: Methods that are explained first: the defaults for texts and their like.
 FIRST_METHODS = ("attnlrp:released", "conservative_lrp", "gradsam:readout", "transformer_mm:logits", "gradient_x_input")
-SCORES = {
-    "word": "source is the top word", "token": "source has the top token", "sentence": "source is in the top sentence",
-    "source": "source above the second candidate",
-}  # fmt: skip
-TARGETS = ("odds", "others", "contrast", "answer")
-COLUMNS = ("model", "method", "control", "target", "score", "prompts", "mean", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ def encode(prompt: NeedlePrompt, tokenizer: Any) -> EncodedNeedle:
 
 
 def targets_of(one: EncodedNeedle) -> list[Any]:
-    """One target for each of ``TARGETS``."""
+    """One target for each of ``needle_scores.TARGETS``."""
     return [
         token(one.answer, score="logodds"), token(one.answer, "others"), token(one.answer, one.other),
         token(one.answer, score="logit"),
@@ -186,73 +182,24 @@ def run(args: argparse.Namespace) -> None:
                 break
 
 
-def score(prompt: NeedlePrompt, one: EncodedNeedle, values: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Scores of the relevance of one target, shape (n,), by name; equal leaders share the lead."""
-    words = word_spans(prompt.text)
-    by_word, by_sentence = (
-        word_scores(torch.from_numpy(values)[None], one.spans, units)[0].numpy() for units in (words, prompt.sentences)
-    )
-
-    def lead(scores: np.ndarray[Any, Any], units: Sequence[tuple[int, int]]) -> float:
-        right = np.array([a < prompt.source[1] and b > prompt.source[0] for a, b in units])
-        leaders = scores == scores.max()
-        return float((leaders & right).sum() / leaders.sum())
-
-    def own(source: tuple[int, int]) -> float:
-        return float(sum(s for s, (a, b) in zip(by_word, words, strict=True) if a < source[1] and b > source[0]))
-
-    difference = own(prompt.source) - own(prompt.other_source)
-    return {
-        "word": lead(by_word, words), "token": lead(values, one.spans), "sentence": lead(by_sentence, prompt.sentences),
-        "source": 0.5 * (float(np.sign(difference)) + 1),
-    }  # fmt: skip
-
-
-def controls(one: EncodedNeedle) -> dict[str, np.ndarray[Any, Any]]:
-    """Relevance that depends on positions alone: the later or the earlier a token, the more."""
-    rising = np.arange(1.0, len(one.ids) + 1)
-    return {"last tokens first": rising, "first tokens first": rising[::-1].copy()}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % bootstrap interval."""
-    data, rng = np.array(values), np.random.default_rng(0)
-    means = data[rng.integers(0, len(data), (2000, len(data)))].mean(1)
-    return float(data.mean()), *(float(v) for v in np.percentile(means, [2.5, 97.5]))  # type: ignore[return-value]
-
-
 def summarise(args: argparse.Namespace) -> None:
-    """Write the rows of one model to the summary, and print how many prompts were answered right."""
+    """Write the rows of one model and the values of its prompts; print how many prompts were answered right."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     answered, found = read_raw(args.raw, args.seed)
-    collected: dict[tuple[str, bool, str, str], list[float]] = {}
     encoded = {index: encode(draw_needle(args.seed, index), tokenizer) for index in {i for i, _ in found}}
-    rows: list[tuple[int, str, bool, Any]] = [(i, m, m == "random", v) for (i, m), v in sorted(found.items())]
-    for index, one in sorted(encoded.items()):
-        rows += [(index, m, True, np.stack([v] * len(TARGETS))) for m, v in controls(one).items()]
-    for index, method, control, values in rows:
-        if args.methods and method not in args.methods:
-            continue
-        for target, own in zip(TARGETS, values, strict=True):
-            for name, value in score(draw_needle(args.seed, index), encoded[index], own).items():
-                collected.setdefault((method, control, target, name), []).append(value)
-    previous = []
-    if args.summary.is_file():
-        with args.summary.open(newline="") as file:
-            previous = [
-                row for row in csv.DictReader(file)
-                if row["model"] != args.name or (args.methods and row["method"] not in args.methods)
-            ]  # fmt: skip
-    with args.summary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(previous)
-        for (method, control, target, name), values in collected.items():
-            mean, low, high = (round(v, 4) for v in interval(values))
-            writer.writerow({"model": args.name, "method": method, "control": control, "target": target, "score": name,
-                             "prompts": len(values), "mean": mean, "low": low, "high": high})  # fmt: skip
+    # Controls by position need no relevance and are always there.
+    named = {key: own for key, own in found.items() if not args.methods or key[1] in args.methods}
+    values = {
+        score: {method: own for method, own in by_method.items() if not args.methods or method in args.methods}
+        for score, by_method in prompt_values(named, encoded, args.seed).items()
+    }
+    rows = rows_of(args.name, in_single_precision(values))
+    renewed = {(row["model"], row["method"]) for row in rows}
+    previous = read_csv(args.summary) if args.summary.is_file() else []
+    save_csv(args.summary, [row for row in previous if (row["model"], row["method"]) not in renewed] + rows, COLUMNS)
+    save_values(values_path(args.summary, args.name), values)
     print(f"{args.name}: {sum(answered.values())} of {len(answered)} prompts answered right, {len(encoded)} explained")
 
 

@@ -53,7 +53,7 @@ def summarise(values: Values) -> dict[str, dict[str, list[float]]]:
     """Mean and 95 % bootstrap interval over scenes of each score, by method."""
     rows: dict[str, dict[str, list[float]]] = {}
     for score in SCORES:
-        for method, own in values[score].items():
+        for method, own in values.get(score, {}).items():
             rows.setdefault(method, {})[score] = [round(v, 6) for v in interval(own)]
     return rows
 

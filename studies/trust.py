@@ -8,6 +8,11 @@ under the ROC curve is that of the check's statistic, with right maps as positiv
 scenes. Photographs (pets; the 20 on which the statistic was chosen, with ViT-Tiny and DeiT-Tiny, are left out): share
 of each verdict by method and model, and of maps of one method that pass after they were inverted or shuffled. Rows of
 other models and methods that the file has already stay.
+
+All numbers are computed from the values of each map, which files beside the results keep: ``trust-scenes.parquet`` has
+statistic, p-value and whether it passes by kind and source of the map, two objects for each scene;
+``trust-MODEL.parquet`` has the verdict (a score of zeros and ones for each), statistic, p-value and similarities of
+each photograph by method. `studies/recompute.py` compares both.
 """
 
 from __future__ import annotations
@@ -21,14 +26,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from check_values import PASS, removal_values, summarise_scenes, summarise_verdicts, verdict_values
 from study import Clock, manifest, options, read_json, save_json
 from torch import Tensor
+from value_tables import (
+    Values,
+    in_single_precision,
+    refuse_other_examples,
+    save_values,
+    values_path,
+    write_values,
+)
 
 import vitrail
 from vitrail.data import MaskFolder, Scenes
 from vitrail.errors import MapWarning
-from vitrail.scores import auroc
-from vitrail.trust import VERDICTS, patch_values
+from vitrail.trust import patch_values
 
 RIGHT = ("leadlight", "attnlrp", "transformer_mm")
 METHODS = ("leadlight", "transformer_mm", "attnlrp", "vtranm", "gradsam", "gradtoken", "gradtoken:3", "rollout",
@@ -66,85 +79,44 @@ def scene_maps(explanations: Any, masks: Any, b: int, k: int, seed: int) -> Iter
     yield "noise", "noise", with_map(first, torch.rand(size, generator=generator), b, k)
 
 
-def study_scenes(count: int, device: str) -> dict[str, Any]:
-    """ROC curve area and share of maps that pass, by kind of map."""
+def study_scenes(count: int, device: str) -> tuple[dict[str, Any], Values]:
+    """ROC curve area and share of maps that pass, by kind of map, and the values of each map."""
     loaded = vitrail.load("scenes")
     loaded.module.to(device)
     data = Scenes(split="test", pairs=True, count=count)
     targets = [list(data[i].classes) for i in range(count)]
     found = vitrail.explain(loaded, data.batch(range(count))[0].to(device), methods=list(RIGHT), target=targets)
-    rows = []
-    for b in range(count):
-        for k in range(2):
-            for kind, name, explanation in scene_maps(found, data[b].masks, b, k, 2 * b + k):
-                check = explanation.check(b, k, tests=["removal"])
-                rows.append((kind, name, check.statistic, check.p_value <= 0.05))
-    right = torch.tensor([kind == "right" for kind, *_ in rows])
-    value = torch.tensor([statistic for _, _, statistic, _ in rows])
-    statistics: dict[str, list[float]] = {}
-    for kind, name, statistic, _ in rows:
-        statistics.setdefault(f"{kind}: {name}", []).append(round(statistic, 5))
-    passes = {
-        f"{kind}: {name}": float(np.mean([p for ki, na, _, p in rows if (ki, na) == (kind, name)]))
-        for kind, name in dict.fromkeys((kind, name) for kind, name, *_ in rows)
-    }
-    area = float(auroc(value[None], right[None])[0])
-    against = {
-        kind: float(auroc(value[keep][None], right[keep][None])[0])
-        for kind in ("inverted", "shuffled", "other object", "noise")
-        if (keep := torch.tensor([ki in ("right", kind) for ki, *_ in rows])).any()
-    }
-    return {
-        "scenes": count, "maps": len(rows), "roc_auc": area, "roc_auc_interval": area_interval(statistics, count),
-        "roc_auc_against": against, "passes": passes, "statistics": statistics,
-    }  # fmt: skip
+    values = in_single_precision(removal_values(
+        (f"{kind}: {name}", explanation.check(b, k, tests=["removal"]))
+        for b in range(count) for k in range(2)
+        for kind, name, explanation in scene_maps(found, data[b].masks, b, k, 2 * b + k)
+    ))  # fmt: skip
+    return summarise_scenes(values), values
 
 
-def area_interval(statistics: dict[str, list[float]], scenes: int, draws: int = 1000) -> list[float]:
-    """95 % interval of the ROC curve area: bootstrap over scenes, whose maps stay together."""
-    table = np.stack([np.asarray(own).reshape(scenes, 2) for own in statistics.values()])  # (kinds, scenes, objects)
-    right = torch.tensor([name.startswith("right") for name in statistics])[:, None, None].expand(table.shape)
-    generator = np.random.default_rng(0)
-    areas = []
-    for _ in range(draws):
-        drawn = generator.integers(scenes, size=scenes)
-        areas.append(float(auroc(torch.tensor(table[:, drawn]).flatten()[None], right[:, drawn].flatten()[None])[0]))
-    return [float(v) for v in np.percentile(areas, (2.5, 97.5))]
-
-
-def study_photographs(name: str, methods: Sequence[str], assets: Path, count: int, device: str) -> dict[str, Any]:
-    """Share of each verdict by method, and of maps of the first method that pass after inversion and shuffling."""
+def study_photographs(
+    name: str, methods: Sequence[str], assets: Path, count: int, device: str
+) -> tuple[dict[str, Any], Values]:
+    """Shares of verdicts, and of inverted and shuffled maps of the first method that pass; the values of each image."""
     loaded = load(name, assets, device)
     data = MaskFolder(assets / "pets")
     unused = np.random.default_rng(0).permutation(len(data))[CHOICE:]
     chosen = [data[int(i)] for i in unused[:count]]
     images = torch.stack([loaded.preprocess(s.image) for s in chosen]).to(device)
     found = vitrail.explain(loaded, images, methods=list(methods), batch_size=25)
-    verdicts: dict[str, list[Any]] = {m: [] for m in methods}
-    wrong: dict[str, list[bool]] = {"inverted": [], "shuffled": []}
+    checks: dict[str, list[Any]] = {m: [] for m in methods}
+    wrong: dict[str, list[bool]] = {f"{methods[0]} inverted": [], f"{methods[0]} shuffled": []}
     for b in range(len(chosen)):
         for method, check in found.check(b, 0).items():
-            verdicts[method].append(check)
+            checks[method].append(check)
         first = found[methods[0]]
         own = first.grid[b, 0]
         order = torch.randperm(own.numel(), generator=torch.Generator().manual_seed(b)).to(own.device)
-        for kind, values in (("inverted", -own), ("shuffled", own.flatten()[order].view_as(own))):
-            wrong[kind].append(with_map(first, values, b, 0).check(b, 0, tests=["removal"]).p_value <= 0.05)
-    rows = {}
-    for method, checks in verdicts.items():
-        shares = {v: float(np.mean([c.verdict == v for c in checks])) for v in VERDICTS}
-        means = {
-            field: float(np.mean(values))
-            for field in ("class_similarity", "noise_similarity", "head_similarity", "block_similarity", "forwards")
-            if (values := [v for c in checks if (v := getattr(c, field)) is not None])
-        }
-        better = float(np.mean([c.statistic > c.controls["centre"] for c in checks]))
-        rows[method] = {
-            "verdicts": shares, "better_than_chance": float(np.mean([c.p_value <= 0.05 for c in checks])),
-            "better_than_centre": better, **means,
-        }  # fmt: skip
-    passes = {f"{methods[0]} {kind}": float(np.mean(values)) for kind, values in wrong.items()}
-    return {"model": name, "images": len(chosen), "methods": rows, "wrong_maps_pass": passes}
+        for kind, changed in zip(wrong, (-own, own.flatten()[order].view_as(own)), strict=True):
+            wrong[kind].append(with_map(first, changed, b, 0).check(b, 0, tests=["removal"]).p_value <= PASS)
+    values = in_single_precision(verdict_values(checks, wrong))
+    rows, passes = summarise_verdicts(values)
+    return {"model": name, "images": len(chosen), "methods": rows, "wrong_maps_pass": passes}, values
 
 
 def load(name: str, assets: Path, device: str) -> Any:
@@ -169,12 +141,19 @@ def main() -> None:
     warnings.simplefilter("ignore", MapWarning)
     results: dict[str, Any] = {**read_json(args.out, {}), "manifest": manifest(args.device)}
     clock = Clock()
+    models = args.models if args.assets else ()
+    for name in models:
+        images = min(args.images, len(MaskFolder(args.assets / "pets")) - CHOICE)
+        before = results.get(name, {"images": images, "methods": {}})
+        refuse_other_examples(name, before["images"], images, before["methods"], args.methods)
     if args.scenes:
-        results["scenes"] = study_scenes(args.scenes, args.device)
+        results["scenes"], values = study_scenes(args.scenes, args.device)
         print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
         save_json(args.out, results)
-    for name in args.models if args.assets else ():
-        new = study_photographs(name, args.methods, args.assets, args.images, args.device)
+        if args.out is not None:
+            write_values(values_path(args.out, "scenes"), values)
+    for name in models:
+        new, values = study_photographs(name, args.methods, args.assets, args.images, args.device)
         before = results.get(name, {})
         same = before.get("images") == new["images"]
         kept = {key: {**before[key], **new[key]} for key in ("methods", "wrong_maps_pass") if same}
@@ -182,6 +161,8 @@ def main() -> None:
         faithful = {m: round(r["verdicts"]["faithful"], 2) for m, r in results[name]["methods"].items()}
         print(f"{name}: faithful {faithful}, {clock}", flush=True)
         save_json(args.out, results)
+        if args.out is not None:
+            (save_values if same else write_values)(values_path(args.out, name), values)
 
 
 if __name__ == "__main__":

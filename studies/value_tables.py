@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,61 @@ def read_values(path: Path) -> Values:
     return values
 
 
+def stored_values(result: Path, model: str) -> Values:
+    """Values of each example beside the file of a result; none where they were not kept."""
+    path = values_path(result, model)
+    return read_values(path) if path.is_file() else {}
+
+
+def in_single_precision(values: Values) -> Values:
+    """Values as files keep them, so that what is computed from them is computed again from a file without a change."""
+    return {
+        score: {method: [float(v) for v in np.array(own, np.float32)] for method, own in by_method.items()}
+        for score, by_method in values.items()
+    }
+
+
+def write_values(path: Path, values: Values) -> None:
+    """Write the values of each example, in the order of the examples, in place of a file that exists."""
+    columns: dict[str, list[Any]] = {"score": [], "method": [], "number": [], "value": []}
+    for score, by_method in values.items():
+        for method, own in by_method.items():
+            columns["score"] += [score] * len(own)
+            columns["method"] += [method] * len(own)
+            columns["number"] += range(len(own))
+            columns["value"] += [np.float32(v) for v in own]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def joined_values(kept: Values, new: Values) -> Values:
+    """Values of two runs; the new ones replace those of the same score and method."""
+    return {score: {**kept.get(score, {}), **new.get(score, {})} for score in {**kept, **new}}
+
+
 def save_values(path: Path, values: Values) -> None:
-    """Write the values of each image, in the order of the images; keep those of other scores and methods."""
-    new = {(score, method): own for score, by_method in values.items() for method, own in by_method.items()}
-    if path.exists():
-        kept = read_values(path)
-        new = {(score, method): own for score, by_method in kept.items() for method, own in by_method.items()} | new
-    columns = [(score, method, i, np.float32(v)) for (score, method), own in new.items() for i, v in enumerate(own)]
-    names = ("score", "method", "number", "value")
-    table = pa.table({name: [row[k] for row in columns] for k, name in enumerate(names)})
-    pq.write_table(table, path, compression="zstd")
+    """Write the values of each example, in the order of the examples; keep those of other scores and methods."""
+    write_values(path, joined_values(read_values(path) if path.exists() else {}, values))
+
+
+def refuse_other_examples(
+    what: str, before: object, now: object, methods: Iterable[str], measured: Iterable[str]
+) -> None:
+    """End where a run on other examples would remove rows of methods that it does not measure.
+
+    Args:
+        what: The rows, for the message.
+        before: Examples of the rows that exist, or their number.
+        now: The same for the run.
+        methods: Methods that have rows.
+        measured: Methods of the run.
+    """
+    lost = sorted(set(methods) - set(measured))
+    if lost and before != now:
+        raise SystemExit(
+            f"{what} has rows on {before} examples, the run has {now}, and {', '.join(lost)} would be lost: "
+            "measure the same number of examples, or these methods too, or give another --out"
+        )
 
 
 def save_result(path: Path, result: dict[str, Any], values: Values) -> dict[str, Any]:

@@ -5,7 +5,9 @@
 
 One process for each world and part, all at the same time; one that is not done after ``--minutes`` is ended. In OUT,
 each plan has a folder with ``results.parquet`` and ``manifest.json``, which ``results/worlds.py OUT/PLAN …`` reads, and
-``checks.json`` has the areas under the ROC curve of the check's statistic. A run that was ended continues where it was.
+``checks.json`` has the areas under the ROC curve of the check's statistic, computed from the values of each map in
+``checks-TASK.parquet`` (statistic, p-value and whether it passes, by kind and source of the map, two targets for each
+example), which ``results/worlds.py --checks`` copies. A run that was ended continues where it was.
 
 The check: right maps are the cells of the target itself (the ground truth) and the maps of methods that tell the two
 things apart on the world; wrong maps are the same maps inverted, shuffled, or of the other thing, and noise. The area
@@ -25,14 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from check_values import WORLD_DRAWS, removal_values, summarise_known
 from run_plan import COLUMNS, with_methods
 from study import Clock, manifest, options, save_json
 from torch import Tensor
+from value_tables import Values, in_single_precision, values_path, write_values
 
 import vitrail
 from vitrail.bench.engines.local import LocalEngine
@@ -40,7 +43,6 @@ from vitrail.bench.plan_file import PlanOverrides, find_plan
 from vitrail.bench.run import open_run, run_missing
 from vitrail.bench.world_tasks import WORLD_TASKS
 from vitrail.errors import GuessWarning, MapWarning
-from vitrail.scores import auroc
 from vitrail.trust import check_maps
 from vitrail.trust.signal_check import cell_means
 
@@ -53,7 +55,6 @@ CHECKED = {
     "movements": ("scenes-video", ("attnlrp",)),
     "tones": ("tones", ("attnlrp", "transformer_mm", "leadlight")),
 }
-WRONG = ("inverted", "shuffled", "other thing", "noise")
 
 
 def run_world(plan: str, pairs: int, methods: Sequence[str], device: str, out: Path) -> None:
@@ -102,19 +103,12 @@ def maps_of(found: Any, masks: Tensor, cells: tuple[int, ...], b: int, k: int) -
     return {key: with_map(first, values, b, k) for key, values in made.items()}
 
 
-def area(rows: Sequence[tuple[int, str, str, float, bool]]) -> float:
-    """Area under the ROC curve, with right maps as positives."""
-    value = torch.tensor([statistic for *_, statistic, _ in rows], dtype=torch.float64)
-    right = torch.tensor([kind == "right" for _, kind, *_ in rows])
-    return float(auroc(value[None], right[None])[0])
-
-
-def check_world(task: str, count: int, device: str) -> dict[str, Any]:
-    """Area under the ROC curve of the check's statistic on one world, and share of the maps that pass."""
+def check_world(task: str, count: int, device: str) -> tuple[dict[str, Any], Values]:
+    """Area under the ROC curve of the check's statistic on one world, share of the maps that pass, and their values."""
     name, methods = CHECKED[task]
     loaded = vitrail.load(name)
     loaded.module.to(device)
-    clock, rows = Clock(), []
+    clock, checked = Clock(), []
     for start in range(0, count, 20):
         batch = WORLD_TASKS[task](loaded.module, "test", range(start, min(start + 20, count)))
         found = vitrail.explain(loaded, batch.on(device), methods=list(methods), target=batch.targets)
@@ -122,25 +116,17 @@ def check_world(task: str, count: int, device: str) -> dict[str, Any]:
         for b in range(len(batch.targets)):
             for k in range(2):
                 made = maps_of(found, batch.masks, batch.cells, b, k)
-                named = {f"{kind}/{label}": one for (kind, label), one in made.items()}
+                named = {f"{kind}: {label}": one for (kind, label), one in made.items()}
                 checks = check_maps(source, named, b, k, tests=["removal"], batch_size=512)
-                rows += [
-                    (start + b, *key.split("/"), checks[key].statistic, checks[key].p_value <= 0.05) for key in named
-                ]
-    by_example = [[row for row in rows if row[0] == i] for i in range(count)]
-    rng = np.random.default_rng(0)
-    draws = [area([row for i in rng.integers(0, count, count) for row in by_example[i]]) for _ in range(300)]
-    kinds = list(dict.fromkeys(row[1:3] for row in rows))
+                checked += [(key, checks[key]) for key in named]
+    values = in_single_precision(removal_values(checked))
+    settings = {"model": name, "examples": count, "removal": checked[0][1].removal}
     return {
-        "model": name, "examples": count, "maps": len(rows), "removal": checks[next(iter(named))].removal,
-        "roc_auc": area(rows), "interval": np.percentile(draws, [2.5, 97.5]).tolist(),
-        "roc_auc_against": {kind: area([row for row in rows if row[1] in ("right", kind)]) for kind in WRONG},
-        "passes": {
-            f"{kind}: {label}": float(np.mean([row[4] for row in rows if row[1:3] == (kind, label)]))
-            for kind, label in kinds
-        },
-        "seconds": clock.seconds, "manifest": manifest(device),
-    }  # fmt: skip
+        **settings,
+        **summarise_known(values, WORLD_DRAWS),
+        "seconds": clock.seconds,
+        "manifest": manifest(device),
+    }, values
 
 
 def run_all(args: Any) -> None:
@@ -189,7 +175,9 @@ def main() -> None:
     if kind == "plan":
         run_world(name, args.pairs, args.methods or (), args.device, args.out)
     elif kind == "check":
-        save_json(args.out / f"check-{name}.json", check_world(name, args.checked, args.device))
+        result, values = check_world(name, args.checked, args.device)
+        save_json(args.out / f"check-{name}.json", result)
+        write_values(values_path(args.out / "checks.json", name), values)
     else:
         run_all(args)
 

@@ -14,7 +14,10 @@ import pytest
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
 
-from needles import COLUMNS, encode, summarise
+import recompute
+from needle_scores import COLUMNS
+from needles import encode, summarise
+from value_tables import read_values, write_values
 
 from vitrail.data.needles import draw_needle
 
@@ -68,9 +71,41 @@ def test_a_further_method_joins_the_rows_of_others(tmp_path, monkeypatch):
     unchanged = [("own", "old"), ("own", "first tokens first"), *(("other", r["method"]) for r in earlier[3:])]
     assert all(rows[model, method, "odds", "word"] == (0.5, 300) for model, method in unchanged)
     assert len(found) == len(unchanged) + 16
+    path = tmp_path / "needles-own.parquet"
+    assert read_values(path)["odds word"] == {"new": [0, 1, 1, 1]}
     args.methods = None
     summarise(args)
     means = {r["method"]: float(r["mean"]) for r in csv.DictReader(summary.open(newline=""))
              if (r["model"], r["target"], r["score"]) == ("own", "odds", "word")}  # fmt: skip
     assert means["old"] == 1.0
     assert means.keys() == {"new", "old", "last tokens first", "first tokens first"}
+    # Measured on the first prompt only: the place of a value is the number of its prompt.
+    assert [str(value) for value in read_values(path)["odds word"]["old"]] == ["1.0", "nan", "nan", "nan"]
+
+
+def test_rows_and_values_of_methods_that_a_raw_file_does_not_have_stay(tmp_path, monkeypatch, capsys):
+    words = Words()
+    monkeypatch.setattr("transformers.AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: words))
+    summary = tmp_path / "needles.csv"
+    for method, right in (("first", 3), ("second", 1)):
+        raw = tmp_path / f"{method}.jsonl"
+        lines = [
+            {"seed": 1, "prompt": i, "method": method, "relevance": relevance(i, words, i < right)} for i in range(4)
+        ]
+        raw.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summarise(argparse.Namespace(model=tmp_path, raw=raw, summary=summary, seed=1, name="own", methods=None))
+    means = {r["method"]: float(r["mean"]) for r in csv.DictReader(summary.open(newline=""))
+             if (r["target"], r["score"]) == ("odds", "word")}  # fmt: skip
+    assert means.keys() == {"first", "second", "last tokens first", "first tokens first"}
+    assert (means["first"], means["second"]) == (0.75, 0.25)
+    capsys.readouterr()
+    assert recompute.main(["needles", "--folder", str(tmp_path), "--strict"]) == 0
+    assert capsys.readouterr().out == "needles: 64 rows, 0 differ, 0 without values\n"
+    path = tmp_path / "needles-own.parquet"
+    values = read_values(path)
+    values["answer sentence"]["first"][2] = 0.0
+    write_values(path, values)
+    assert recompute.main(["needles", "--folder", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "64 rows, 1 differ" in printed
+    assert "own first answer sentence: [4.0, 0.75" in printed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import numpy as np
@@ -14,8 +13,7 @@ from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.pipeline import recommendation
 from vitrail.testing import tiny_vit
-
-compare_module = importlib.import_module("vitrail.tools.compare")  # the attribute is the function
+from vitrail.tools.compared_rows import ranked_rows, recommend
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +49,26 @@ def test_a_good_method_is_recommended_and_used():
     assert json.loads(json.dumps(found.to_dict()))["recommended"] == found.recommended
 
 
+def test_rows_are_those_of_the_values_of_each_image():
+    masks = np.zeros((3, 32, 32))
+    masks[:2, :16] = 1  # without an object the last image has no localisation
+    found = vitrail.compare(tiny_vit(), torch.randn(3, 3, 32, 32), ["gradsam", "transformer_mm"], masks=masks)
+    values = {score: {row.method: row.values[score] for row in found.rows} for score in found.rows[0].values}
+    assert values.keys() == {"faithfulness", "class_similarity", "localisation"}
+    for row in found.rows:
+        assert np.mean(row.values["faithfulness"]) == pytest.approx(row.ranked.value.value)
+        assert np.isfinite(row.values["localisation"]).tolist() == [True, True, False]
+        assert np.mean(row.values["localisation"][:2]) == pytest.approx(row.localisation)
+    again = ranked_rows(values, ["centre", "random"], {row.method: row.forwards for row in found.rows})
+    assert [row.to_dict() for row in again] == found.to_dict()["rows"]
+    swapped = {
+        score: {"a": by_method["gradsam"], "gradsam": by_method["random"]} for score, by_method in values.items()
+    }
+    assert {row.method: row.values for row in ranked_rows(swapped, [], {"gradsam": 1.0})} == {
+        "gradsam": {score: by_method["random"] for score, by_method in values.items()}
+    }
+
+
 def test_chance_is_not_recommended():
     found = vitrail.compare(tiny_vit(), torch.randn(3, 3, 32, 32), ["random", "gradsam"])
     assert [row.method for row in found.rows].count("random") == 1
@@ -79,16 +97,16 @@ def test_the_reason_counts_passes_and_names_what_is_not_different(forwards, text
                                  to_best=to_best and SimpleNamespace(difference=to_best))  # fmt: skip
         return SimpleNamespace(method=method, ranked=ranked, class_similarity=0.2, forwards=forwards)
 
-    chosen, reason = compare_module._recommend([row("gradtoken", True), row("gradcam", True)])
+    chosen, reason = recommend([row("gradtoken", True), row("gradcam", True)])
     assert chosen == "gradtoken"
     assert text in reason
     assert reason.endswith("Not significantly different from it: gradcam.")
-    assert "Every other" in compare_module._recommend([row("gradtoken", True), row("gradcam", False)])[1]
-    assert "the only method" in compare_module._recommend([row("gradtoken", True)])[1]
+    assert "Every other" in recommend([row("gradtoken", True), row("gradcam", False)])[1]
+    assert "the only method" in recommend([row("gradtoken", True)])[1]
     # The cheaper of two is recommended unless the interval of the difference shows that it is worse.
     for difference, expected in (((-0.1, -0.2, 0.01), "gradcam"), ((-0.1, -0.2, -0.01), "gradtoken")):
         cheap = row("gradcam", True, difference, forwards=forwards / 2)
-        assert compare_module._recommend([row("gradtoken", True), cheap])[0] == expected
+        assert recommend([row("gradtoken", True), cheap])[0] == expected
 
 
 def test_refusals_say_what_is_wrong():

@@ -28,6 +28,7 @@ from vitrail.models.loaded import LoadedModel, describe
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.recommendation import remember
 from vitrail.targets.bound_targets import has_named_target
+from vitrail.tools.compared_rows import ComparedRow, format_passes, ranked_rows, recommend
 
 if TYPE_CHECKING:
     from vitrail.scores.comparison import RankedMethod
@@ -40,26 +41,6 @@ CONTROLS = ("centre", "random")
 TEXT_CONTROLS = ("random",)
 PERCENTS = (0, 10, 25, 50, 75, 90)
 FILL = "blur"
-
-
-@dataclass(frozen=True)
-class ComparedRow:
-    """One method in a comparison.
-
-    Attributes:
-        method: The method.
-        ranked: Its faithfulness with interval and paired tests: area under the probability with the least relevant
-            patches removed first, minus the area with the most relevant first.
-        class_similarity: Mean rank correlation between the maps of the two likeliest classes; 1 is class-agnostic.
-        localisation: Mean average precision against the masks, or None without masks.
-        forwards: Cost of one map in forward passes; a backward pass counts as two.
-    """
-
-    method: str
-    ranked: RankedMethod
-    class_similarity: float | None
-    localisation: float | None
-    forwards: float
 
 
 def _to_first(ranked: RankedMethod) -> str:
@@ -117,18 +98,10 @@ class MethodComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as JSON values."""
-        rows = [
-            {
-                "method": row.method, "control": row.ranked.control, "faithfulness": list(row.ranked.value),
-                "tied_with_best": row.ranked.tied_with_best,
-                "to_best": None if row.ranked.to_best is None else list(row.ranked.to_best.difference),
-                "class_similarity": row.class_similarity, "localisation": row.localisation, "forwards": row.forwards,
-            }
-            for row in self.rows
-        ]  # fmt: skip
         return {
-            "model": self.model, "images": self.images, "removal": self.removal, "rows": rows,
-            "recommended": self.recommended, "reason": self.reason, "refused": dict(self.refused),
+            "model": self.model, "images": self.images, "removal": self.removal,
+            "rows": [row.to_dict() for row in self.rows], "recommended": self.recommended,
+            "reason": self.reason, "refused": dict(self.refused),
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -267,30 +240,27 @@ def _compare_values(
 
 
 def _rank(
-    columns: Mapping[str, NDArray[np.float64]],
+    faithfulness: Mapping[str, NDArray[np.float64]],
     controls: Sequence[str],
     structure: ModelStructure,
     seed: int,
-    similarities: Mapping[str, float | None],
-    localisations: Mapping[str, float | None],
+    similarities: Mapping[str, Sequence[float] | None],
+    localisations: Mapping[str, Sequence[float] | None],
 ) -> tuple[ComparedRow, ...]:
-    """Methods and controls ranked by faithfulness, of which each column has one value for each input."""
-    from vitrail.scores.comparison import MethodValues, rank_methods
-
+    """Methods and controls ranked by faithfulness, shape (inputs, 1) each."""
     values = {
-        name: MethodValues(tuple(f"{i:03d}" for i in range(len(column))), column) for name, column in columns.items()
+        "faithfulness": {name: column[:, 0].tolist() for name, column in faithfulness.items()},
+        "class_similarity": {name: own for name, own in similarities.items() if own is not None},
+        "localisation": {name: own for name, own in localisations.items() if own is not None},
     }
-    return tuple(
-        ComparedRow(name, one, similarities.get(name), localisations.get(name), _cost(name, structure))
-        for name, one in rank_methods(values, "up", controls, seed=seed).items()
-    )
+    return ranked_rows(values, controls, {name: _cost(name, structure) for name in faithfulness}, seed)
 
 
 def _recommended(
     loaded: LoadedModel, rows: tuple[ComparedRow, ...], count: int, removal: str, refused: Mapping[str, str]
 ) -> MethodComparison:
     """The comparison with its recommendation, which is remembered for the model."""
-    recommended, reason = _recommend(rows)
+    recommended, reason = recommend(rows)
     if recommended is not None:
         remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
     return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
@@ -311,7 +281,7 @@ def _applicable(
             refused[label] = str(error)
             continue
         if methods is None and _cost(label, structure) > FAST:
-            refused[label] = f"costs {_passes(_cost(label, structure))} a map: name it to compare it"
+            refused[label] = f"costs {format_passes(_cost(label, structure))} a map: name it to compare it"
             continue
         if label not in (*CONTROLS, *TEXT_CONTROLS):
             chosen.append(label)
@@ -331,17 +301,18 @@ def _removal(module: nn.Module, images: Tensor) -> str:
     return FILL if dropper is None else "tokens"
 
 
-def _class_similarity(explanation: Any) -> float | None:
+def _class_similarity(explanation: Any) -> list[float] | None:
+    """Rank correlation between the maps of the two likeliest classes of each image."""
     if explanation.maps.shape[1] < 2:
         return None
     from vitrail.scores.agreement import spearman
 
-    rho = spearman(explanation.grid[:, 0].flatten(1).float().cpu(), explanation.grid[:, 1].flatten(1).float().cpu())
-    finite = rho[rho.isfinite()]
-    return float(finite.mean()) if len(finite) else None
+    grids = (explanation.grid[:, k].flatten(1).float().cpu() for k in range(2))
+    return [float(rho) for rho in spearman(*grids)]
 
 
-def _localisation(explanation: Any, masks: NDArray[Any] | Tensor | None) -> float | None:
+def _localisation(explanation: Any, masks: NDArray[Any] | Tensor | None) -> list[float] | None:
+    """Average precision of each map against its mask."""
     if masks is None:
         return None
     from vitrail.scores.segmentation import average_precision
@@ -350,40 +321,4 @@ def _localisation(explanation: Any, masks: NDArray[Any] | Tensor | None) -> floa
     maps = explanation.maps[:, 0].cpu()
     if truth.shape != maps.shape:
         raise InputError(f"masks have shape {tuple(truth.shape)}, the maps {tuple(maps.shape)}: resize the masks")
-    return float(average_precision(maps.flatten(1), truth.flatten(1)).nanmean())
-
-
-def _recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
-    """The cheapest of the class-specific methods that are not known to be worse than the best, with the reason."""
-    methods = [row for row in rows if not row.ranked.control]
-    better = [row for row in methods if row.ranked.to_control is not None and row.ranked.to_control.significant
-              and row.ranked.to_control.difference.value > 0]  # fmt: skip
-    if not better:
-        return None, (
-            "No method is significantly better than the controls on these inputs: use more of them, or do not rely on "
-            "maps of this model."
-        )
-    specific = [row for row in better if row.class_similarity is None or row.class_similarity < 0.99]
-    best = (specific or better)[0]
-    tied = [row for row in specific or better if row.ranked.tied_with_best or row is best]
-    # On few inputs a corrected test finds no difference whatever it is: the interval must not show one either.
-    even = [row for row in tied if row is best or row.ranked.to_best is None or row.ranked.to_best.difference[2] >= 0]
-    choice = min(even, key=lambda row: (row.forwards, -row.ranked.value.value))
-    others = [row.method for row in tied if row is not choice]
-    sure = (
-        f"Not significantly different from it: {', '.join(others)}"
-        if others
-        else "Every other class-specific method is significantly less faithful"
-        if len(specific or better) > 1
-        else "It is the only method that is significantly better than the controls"
-    )
-    return choice.method, (
-        f"Recommended: {choice.method}, {100 * choice.ranked.value.value:.1f} points of faithfulness at "
-        f"{_passes(choice.forwards)} a map. {sure}."
-    )
-
-
-def _passes(forwards: float) -> str:
-    """A number of forward passes, for display."""
-    count = f"{forwards:.0f}"
-    return f"{count} forward pass{'' if count == '1' else 'es'}"
+    return [float(value) for value in average_precision(maps.flatten(1), truth.flatten(1))]
