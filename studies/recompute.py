@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pairs
+import plan_values
 from study import RESULTS, read_json
 from value_tables import read_values, values_path
 
 #: What a row is, its published numbers, and the same from the values of each example.
-Row = tuple[str, list[float], list[float]]
+Row = tuple[str, list[float], list[float] | None]
 TOLERANCE = 2e-5
 
 
@@ -34,7 +35,38 @@ def class_discrimination() -> Iterator[Row]:
                     yield f"{name} {method} {score}", published[score], rows[method][score]
 
 
-TABLES: dict[str, Callable[[], Iterator[Row]]] = {"pairs": class_discrimination}
+def paper_tables() -> Iterator[Row]:
+    """Scores of the plans beside the papers' tables."""
+    path = RESULTS / "paper-tables.json"
+    for plan, published in read_json(path, None)["rows"].items():
+        models = dict.fromkeys(row["model"] for row in published if "model" in row)
+        found = {
+            (row["model"], *(row[name] for name in plan_values.NAMES)): row
+            for model in models
+            for row in plan_values.stored_rows(plan_values.plan_values_path(path, plan, model), model)
+        }
+        for row in published:
+            key = row.get("model", ""), *(row[name] for name in plan_values.NAMES)
+            numbers = [[one[n] for n in ("images", "value", "low", "high")] for one in (row, found.get(key)) if one]
+            yield f"{plan} {' '.join(key)}", numbers[0], numbers[1] if len(numbers) > 1 else None
+
+
+def ablations() -> Iterator[Row]:
+    """Segmentation by the ablations of VTranM and GradToken."""
+    path = RESULTS / "ablations-pets.json"
+    content = read_json(path, None)
+    model = content["manifest"]["model"]
+    found = plan_values.by_method(plan_values.stored_rows(plan_values.plan_values_path(path, "", model), model))
+    for method, row in content["rows"].items():
+        for score, published in row.items():
+            own = found.get(method, {}).get(score)
+            numbers = [one if isinstance(one, list) else [one] for one in (published, own) if one is not None]
+            yield f"{method} {score}", numbers[0], numbers[1] if len(numbers) > 1 else None
+
+
+TABLES: dict[str, Callable[[], Iterator[Row]]] = {
+    "pairs": class_discrimination, "paper-tables": paper_tables, "ablations": ablations,
+}  # fmt: skip
 
 
 def is_same(published: list[float], recomputed: list[float]) -> bool:
