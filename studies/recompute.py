@@ -12,10 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import gradtoken_readings
 import numpy as np
 import pairs
 import plan_values
+import vitcx_combinations
+from masked_images import model_values_path
 from study import RESULTS, read_json
 from value_tables import read_values, values_path
 
@@ -64,8 +68,45 @@ def ablations() -> Iterator[Row]:
             yield f"{method} {score}", numbers[0], numbers[1] if len(numbers) > 1 else None
 
 
+def gradtoken() -> Iterator[Row]:
+    """Segmentation and class discrimination of GradToken in two readings."""
+    path = RESULTS / "gradtoken-readings-h200.json"
+    for result in read_json(path, None)["results"]:
+        file = model_values_path(path, result["model"])
+        found = gradtoken_readings.summarise(read_values(file) if file.is_file() else {})
+        for table in ("segmentation", "pairs"):
+            for method, published in result.get(table, {}).items():
+                own = found.get(table, {}).get(method)
+                numbers = None if own is None else [own[name] for name in published]
+                yield f"{result['model']} {table} {method}", list(published.values()), numbers
+
+
+def vitcx() -> Iterator[Row]:
+    """ViT-CX in combinations of its paper and its program."""
+    path = RESULTS / "vitcx-combinations-h200.json"
+    for result in read_json(path, None)["results"]:
+        file = model_values_path(path, result["model"])
+        found = vitcx_combinations.summarise(read_values(file) if file.is_file() else {})
+        for published in result["combinations"]:
+            names = published.keys() - {"spec", "name"}
+            rows = [{n: row[n] for n in sorted(names)} for row in (published, found.get(published["spec"])) if row]
+            yield (f"{result['model']} {published['spec']}", *both_flat(rows))
+
+
+def both_flat(rows: list[dict[str, Any]]) -> tuple[list[float], list[float] | None]:
+    """Numbers of a published row and of the recomputed one, if there is one; a number that is undefined is −1."""
+
+    def flat(value: Any) -> list[float]:
+        if isinstance(value, dict | list):
+            return [v for one in (value.values() if isinstance(value, dict) else value) for v in flat(one)]
+        return [-1.0 if value is None else float(value)]
+
+    return flat(rows[0]), flat(rows[1]) if len(rows) > 1 else None
+
+
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
-    "pairs": class_discrimination, "paper-tables": paper_tables, "ablations": ablations,
+    "pairs": class_discrimination, "paper-tables": paper_tables, "ablations": ablations, "gradtoken": gradtoken,
+    "vitcx": vitcx,
 }  # fmt: skip
 
 

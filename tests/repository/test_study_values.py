@@ -1,0 +1,133 @@
+"""Studies compute their rows from values of each image, which are kept; a later run of other methods keeps both."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+STUDIES = Path(__file__).resolve().parents[2] / "studies"
+
+
+@pytest.fixture
+def study(monkeypatch, tmp_path):
+    """Import a module of the studies; recomputed tables are those of a temporary folder."""
+    monkeypatch.syspath_prepend(str(STUDIES))
+    before = set(sys.modules)
+    monkeypatch.setattr(importlib.import_module("recompute"), "RESULTS", tmp_path)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(STUDIES) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def compared(study, table: str) -> dict[str, bool | None]:
+    """Whether each row is the same again; None without values."""
+    recompute = study("recompute")
+    rows = recompute.TABLES[table]()
+    return {what: None if again is None else recompute.is_same(own, again) for what, own, again in rows}
+
+
+def shift(study, path: Path, score: str, method: str, by: float = 0.001) -> None:
+    """Change the values of a score of a method in a file."""
+    tables = study("value_tables")
+    values = tables.read_values(path)
+    values[score][method] = [v + by for v in values[score][method]]
+    tables.save_values(path, values)
+
+
+def segmented(study, found: tuple[int, ...], prefix: str, names: tuple[str, ...]) -> dict[str, list[float]]:
+    """Values of images with four object pixels of eight, some of which a map of zeros and ones marks."""
+    from vitrail.scores import SegmentationScores, score_segmentation
+
+    masks = torch.tensor([[[1, 1, 1, 1, 0, 0, 0, 0]]] * len(found))
+    maps = torch.tensor([[[float(k < n) for k in range(8)]] for n in found])
+    scores, values = SegmentationScores(), {}
+    scores.add([f"{i}" for i in range(len(found))], score_segmentation(maps, masks))
+    study("score_values").add_scores(values, "m", scores, names, prefix)
+    return {score: own["m"] for score, own in values.items()}
+
+
+def measure_twice(study, monkeypatch, out: Path, runs: dict[str, dict[str, list[float]]], name: str) -> list[dict]:
+    """Measure one method after the other with a study of masked images; the results after each."""
+    images, module = study("masked_images"), study(name)
+    loaded = argparse.Namespace(name="timm:tiny")
+    monkeypatch.setattr(images, "open_dataset", lambda *_: None)
+    monkeypatch.setattr(images, "open_model", lambda *_: (loaded, "tiny.safetensors"))
+    args = argparse.Namespace(data="masks", root=Path("pets"), out=out, device="cpu", count=2, models=["timm:tiny"])
+    found = []
+    for method, own in runs.items():
+        values = {score: {method: column} for score, column in own.items()}
+        rows = module.summarise(values)
+        if name == "vitcx_combinations":
+            rows = {"combinations": [{"spec": s, "name": "", **row} for s, row in rows.items()]}
+        images.measure_models(args, lambda *_, r=rows, v=values: ({"images": 2, **r}, v), lambda _: None)
+        found.append(json.loads(out.read_text(encoding="utf-8"))["results"][0])
+    return found
+
+
+def test_readings_of_gradtoken(study, tmp_path, monkeypatch):
+    module = study("gradtoken_readings")
+    kept = module.SEGMENTATION, module.SEGMENTATION_SCORES
+    runs = {
+        "gradtoken:0": {**segmented(study, (4, 2), *kept), "pairs share": [1.0, 0.5], "pairs flat": [0.0, 1.0]},
+        "gradtoken:4": {**segmented(study, (1, 1), *kept), "pairs share": [0.0, 0.5], "pairs flat": [0.0, 0.0]},
+    }
+    first, second = measure_twice(study, monkeypatch, tmp_path / "gradtoken-readings-h200.json", runs, module.__name__)
+    row = first["segmentation"]["gradtoken:0"]
+    # 6 of 8 object pixels are found, and all 8 of the background beside the 2 that are missed.
+    expected = 100 * 14 / 16, 100 * (6 / 8 + 8 / 10) / 2
+    assert (row["PAcc (%)"], row["mIoU (%)"], row["images"]) == (*map(pytest.approx, expected), 2)
+    assert first["pairs"]["gradtoken:0"] == {"accuracy": 75.0, "constant": 1, "maps": 4}
+    for table in ("segmentation", "pairs"):
+        assert second[table].keys() == runs.keys()
+        assert second[table]["gradtoken:0"] == first[table]["gradtoken:0"]
+    assert list(compared(study, "gradtoken").values()) == [True] * 4
+    path = tmp_path / "gradtoken-readings-h200-tiny.parquet"
+    shift(study, path, "segmentation ap", "gradtoken:0")
+    shift(study, path, "pairs share", "gradtoken:4")
+    differ = [what for what, same in compared(study, "gradtoken").items() if not same]
+    assert differ == ["timm:tiny segmentation gradtoken:0", "timm:tiny pairs gradtoken:4"]
+    path.unlink()
+    assert set(compared(study, "gradtoken").values()) == {None}
+
+
+def test_combinations_of_vitcx(study, tmp_path, monkeypatch):
+    module = study("vitcx_combinations")
+
+    def run(found: tuple[int, int], impact: float) -> dict[str, list[float]]:
+        own = segmented(study, found, module.SEGMENTATION, module.SEGMENTATION_SCORES)
+        own |= {"deletion(mean)": [0.25, 0.5], "insertion(mean)": [0.5, 1.0], "insertion(blur)": [0.5, 0.5]}
+        own |= {"impact mean": [impact, 0.5], "impact variance": [0.125, 0.5], "impact masks": [10.0, 20.0]}
+        return own | {"seconds": [1.0, 3.0], "msim before": [0.5, 1.0], "msim after": [0.25, 0.5]}
+
+    runs = {"vit_cx": run((4, 2), 0.95), "vit_cx:paper": run((1, 1), 0.25)}
+    out = tmp_path / "vitcx-combinations-h200.json"
+    first, second = measure_twice(study, monkeypatch, out, runs, module.__name__)
+    (row,) = first["combinations"]
+    assert [row[name][0] for name in ("deletion(mean)", "pixel_accuracy", "miou")] == [0.375, 0.875, 0.775]
+    assert (row["masks"], row["seconds"], row["msim"]) == ([15.0, 5.0], [2.0, 1.0], {"before": 0.75, "after": 0.375})
+    assert (row["overdetermined"], row["variance"], row["images"]) == (0.5, 0.125, 2)
+    assert second["combinations"][0] == row
+    assert [one["spec"] for one in second["combinations"]] == list(runs)
+    assert second["combinations"][1]["variance"] is None, "no image has a mean impact above the threshold"
+    assert list(compared(study, "vitcx").values()) == [True, True]
+    shift(study, tmp_path / "vitcx-combinations-h200-tiny.parquet", "insertion(blur)", "vit_cx:paper")
+    assert compared(study, "vitcx") == {"timm:tiny vit_cx": True, "timm:tiny vit_cx:paper": False}
+
+
+def test_scores_from_values_are_those_that_were_kept(study):
+    values = segmented(study, (3, 1), "s ", ("true", "ap"))
+    assert set(values) == {"s ap", *(f"s true/{k}" for k in range(11))}
+    tables = {score: {"m": own} for score, own in values.items()} | {"other": {"m": [9.0, 9.0]}}
+    from vitrail.scores import SegmentationScores
+
+    scores = study("score_values").scores_of(SegmentationScores, tables, "m", "s ")
+    assert np.array_equal(scores.column("true")[:, 0], [3.0, 1.0])
+    assert scores.column("true").shape == (2, 11)
