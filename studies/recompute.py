@@ -14,13 +14,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import card_values
 import gradtoken_readings
 import numpy as np
+import overdetermination
 import pairs
 import plan_values
+import srg_rows
 import vitcx_combinations
 from masked_images import model_values_path
-from study import RESULTS, read_json
+from study import RESULTS, read_csv, read_json
 from value_tables import read_values, values_path
 
 #: What a row is, its published numbers, and the same from the values of each example.
@@ -93,12 +96,67 @@ def vitcx() -> Iterator[Row]:
             yield (f"{result['model']} {published['spec']}", *both_flat(rows))
 
 
+def shapley() -> Iterator[Row]:
+    """SRG of Shapley values by number of forward passes, and differences from the best other method."""
+    path = RESULTS / "shapley.csv"
+    published = read_csv(path)
+    values = {model: srg_rows.read_forms(path, model) for model in dict.fromkeys(row["model"] for row in published)}
+    rows = {tuple(str(row[name]) for name in srg_rows.FIELDS[:5]): row for row in srg_rows.summarise(values)}
+    for row in published:
+        key = tuple(row[name] for name in srg_rows.FIELDS[:5])
+        both = [{name: float(one[name]) for name in srg_rows.FIELDS[5:]} for one in (row, rows.get(key)) if one]
+        yield (" ".join(key), *both_flat(both))
+    tests = {(one["model"], *one["form"]): one for one in srg_rows.compare(values)}
+    for one in read_json(path.with_suffix(".json"), None)["comparison"]:
+        key = one["model"], *one["form"]
+        both = [{name: row[name] for name in ("value", "low", "high", "p")} for row in (one, tests.get(key)) if row]
+        yield (f"comparison {' '.join(map(str, key))}", *both_flat(both))
+
+
+def overdetermined() -> Iterator[Row]:
+    """Causal overdetermination of images of ImageNet."""
+    path = RESULTS / "overdetermination.json"
+    for model, published in read_json(path, None)["rows"].items():
+        file = values_path(path, model)
+        found = overdetermination.summarise(read_values(file) if file.is_file() else {})
+        for method, row in published.items():
+            both = [{name: one[name] for name in row} for one in (row, found.get(method)) if one]
+            yield (f"{model} {method}", *both_flat(both))
+
+
+def cards() -> Iterator[Row]:
+    """Similarities and errors of the cards of the methods, and class discrimination that other results do not have."""
+    path = RESULTS / "cards.json"
+    content = read_json(path, None)
+    for model, rows in content["rows"].items():
+        file = values_path(path, model)
+        stored = read_values(file) if file.is_file() else {}
+        for method, row in rows.items():
+            values = card_values.of_method(stored, method)
+            found = card_values.summarise(values) if values else {}
+            for test in (*card_values.SIMILARITIES, card_values.CONSTANT, card_values.COMPLETENESS):
+                if row.get(test) is not None:
+                    both = [{test: one[test]} for one in (row, found) if one.get(test) is not None]
+                    yield (f"{model} {method} {test}", *both_flat(both))
+            for spec, published in row.get("options", {}).items():
+                both = [one for one in (published, found.get("options", {}).get(spec)) if one]
+                yield (f"{model} {method} {spec}", *both_flat(both))
+    file = values_path(path, "scenes")
+    stored = read_values(file) if file.is_file() else {}
+    discriminating = {score: stored.get(f"{card_values.PAIRS}{score}", {}) for score in pairs.SCORES}
+    again = pairs.summarise(discriminating)
+    for method, row in content["pairs"].items():
+        for score in pairs.SCORES:
+            yield f"pairs {method} {score}", row[score], again[method][score] if method in again else None
+
+
 def both_flat(rows: list[dict[str, Any]]) -> tuple[list[float], list[float] | None]:
     """Numbers of a published row and of the recomputed one, if there is one; a number that is undefined is −1."""
 
     def flat(value: Any) -> list[float]:
         if isinstance(value, dict | list):
-            return [v for one in (value.values() if isinstance(value, dict) else value) for v in flat(one)]
+            parts = [value[key] for key in sorted(value)] if isinstance(value, dict) else value
+            return [v for one in parts for v in flat(one)]
         return [-1.0 if value is None else float(value)]
 
     return flat(rows[0]), flat(rows[1]) if len(rows) > 1 else None
@@ -106,7 +164,8 @@ def both_flat(rows: list[dict[str, Any]]) -> tuple[list[float], list[float] | No
 
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "pairs": class_discrimination, "paper-tables": paper_tables, "ablations": ablations, "gradtoken": gradtoken,
-    "vitcx": vitcx,
+    "vitcx": vitcx, "shapley": shapley, "overdetermination": overdetermined,
+    "cards": cards,
 }  # fmt: skip
 
 

@@ -131,3 +131,94 @@ def test_scores_from_values_are_those_that_were_kept(study):
     scores = study("score_values").scores_of(SegmentationScores, tables, "m", "s ")
     assert np.array_equal(scores.column("true")[:, 0], [3.0, 1.0])
     assert scores.column("true").shape == (2, 11)
+
+
+def test_rows_of_shapley_values(study, tmp_path):
+    rows = study("srg_rows")
+    out = tmp_path / "shapley.csv"
+    prior, other, few = ("shapley", 512, "prob", "uniform"), ("rollout", 0, "", ""), ("shapley", 64, "prob", "None")
+    first = {prior: np.array([0.5, 0.75]), other: np.array([0.25, 0.25])}
+    about = {"images": 2, "budgets": [512]}
+    rows.save_rows(out, {"tiny": first}, about)
+    found = study("study").read_csv(out)
+    assert [(row["method"], row["srg"], row["images"]) for row in found] == [
+        ("shapley", "0.625", "2"), ("rollout", "0.25", "2")
+    ]  # fmt: skip
+    rows.save_rows(out, {"tiny": {few: np.array([0.0, 0.5])}, "base": first}, {**about, "budgets": [64]})
+    again = study("study").read_csv(out)
+    assert again[:2] == found
+    assert [(row["model"], row["forwards"]) for row in again[2:]] == [("tiny", "64"), ("base", "512"), ("base", "0")]
+    content = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+    assert content["budgets"] == [64, 512]
+    gaps = {(one["model"], one["form"][1]): (one["against"][0], one["value"]) for one in content["comparison"]}
+    expected = ("rollout", 0.375)
+    # The form of the second run is compared with a method of the first.
+    assert gaps == {("tiny", 512): expected, ("tiny", 64): ("rollout", 0.0), ("base", 512): expected}
+    assert set(compared(study, "shapley").values()) == {True}
+    shift(study, tmp_path / "shapley-tiny.parquet", rows.SRG, "shapley|64|prob|None")
+    differ = [what for what, same in compared(study, "shapley").items() if not same]
+    assert differ == ["tiny shapley 64 prob None", "comparison tiny shapley 64 prob None"]
+    (tmp_path / "shapley-base.parquet").unlink()
+    without = [what for what, same in compared(study, "shapley").items() if same is None]
+    assert without == ["base shapley 512 prob uniform", "base rollout 0  ", "comparison base shapley 512 prob uniform"]
+    with pytest.raises(SystemExit, match="has rows of 2 images, this run 3"):
+        rows.check_same_images(out, 3)
+
+
+def test_overdetermination(study, tmp_path, monkeypatch):
+    """A stand-in for ViT-CX, whose masks of every image have the impacts that its name says."""
+    module = study("overdetermination")
+    impacts = {"high": [0.95, 1.0], "low": [0.25, 0.75]}
+
+    def explain(model, images, method, **_):
+        own = [torch.tensor([impacts[method]]) for _ in range(len(images))]
+        return argparse.Namespace(intermediates={"impact": [own]})
+
+    class Photographs(list):
+        def __init__(self, _):
+            super().__init__(argparse.Namespace(id=f"{i}", image=i) for i in range(4))
+
+    monkeypatch.setattr(module.vitrail, "explain", explain)
+    monkeypatch.setattr(module, "ImageNet", Photographs)
+    monkeypatch.setattr(module, "load", lambda *_: (None, lambda _: torch.zeros(3, 2, 2)))
+    out = tmp_path / "overdetermination.json"
+    for method in impacts:
+        words = ["--assets", tmp_path, "--models", "vit-t", "--images", 4, "--methods", method, "--out", out]
+        monkeypatch.setattr(sys, "argv", ["overdetermination.py", *map(str, words)])
+        module.main()
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]["vit-t"]
+    assert [(rows[m]["images"], rows[m]["share"], rows[m]["masks"]) for m in impacts] == [(4, 1.0, 2.0), (4, 0.0, 2.0)]
+    assert rows["high"]["mean"] == pytest.approx(0.975)
+    assert rows["low"]["variance"] is None
+    assert compared(study, "overdetermination") == {"vit-t high": True, "vit-t low": True}
+    shift(study, tmp_path / "overdetermination-vit-t.parquet", "mean", "low")
+    assert compared(study, "overdetermination") == {"vit-t high": True, "vit-t low": False}
+
+
+def test_values_of_cards(study, tmp_path):
+    module, tables = study("card_values"), study("value_tables")
+    nan = float("nan")
+    values = {"constant": [0.0, 0.0, 1.0], "repeat": [1.0, 1.0, nan], "repeat equal": [1.0, 1.0, 0.0],
+              "noise": [0.25, 0.75, nan], "options discard=0": [0.5, 0.5], "completeness": [0.125, 0.5, 0.25],
+              "head": [nan, nan, nan]}  # fmt: skip
+    row = module.summarise(values)
+    assert row["noise"] == {"rho": 0.5, "error": 0.25, "maps": 2}, "constant maps have no rank correlation"
+    assert row["head"] == {"rho": None, "maps": 0}
+    assert row["repeat"] == {"rho": 1.0, "error": 0.0, "maps": 2, "equal": pytest.approx(2 / 3)}
+    assert (row["constant"], row["options"]["discard=0"]["rho"]) == (1, 0.5)
+    assert row["completeness"] == {"median": 0.25, "largest": 0.5, "maps": 3}
+    path = tmp_path / "cards-scenes.parquet"
+    pairs = {"wins": [1.0, 0.5], "mass": [0.5, 0.25]}
+    for method in ("rollout", "legrad"):  # one after the other, as the rows are measured
+        tables.save_values(path, {test: {method: own} for test, own in values.items()})
+        tables.save_values(path, {f"pairs {score}": {method: own} for score, own in pairs.items()})
+    published = study("pairs").summarise({score: {"legrad": own} for score, own in pairs.items()})
+    content = {"rows": {"scenes": {"rollout": row, "legrad": row}, "vit-t": {"rollout": row}}, "pairs": published}
+    (tmp_path / "cards.json").write_text(json.dumps(content), encoding="utf-8")
+    found = compared(study, "cards")
+    assert {what.startswith("vit-t") for what, same in found.items() if same is None} == {True}
+    assert all(same for what, same in found.items() if not what.startswith("vit-t"))
+    shift(study, path, "options discard=0", "legrad")
+    shift(study, path, "pairs mass", "legrad")
+    differ = [what for what, same in compared(study, "cards").items() if same is False]
+    assert differ == ["scenes legrad discard=0", "pairs legrad mass"]
