@@ -20,6 +20,7 @@ import numpy as np
 import overdetermination
 import pairs
 import plan_values
+import shapley_references
 import srg_rows
 import vitcx_combinations
 from masked_images import model_values_path
@@ -150,6 +151,28 @@ def cards() -> Iterator[Row]:
             yield f"pairs {method} {score}", row[score], again[method][score] if method in again else None
 
 
+def vit_shapley() -> Iterator[Row]:
+    """Agreement with sampled Shapley values of trained explainers and other methods, and divergences of surrogates."""
+    for path in sorted(RESULTS.glob("vit_shapley-*.json")):
+        published = read_json(path, None)["evaluation"]
+        file = path.with_suffix(".parquet")
+        found = shapley_references.summarise(read_values(file)) if file.is_file() else {}
+        again = dict(agreements(found)) if found else {}
+        for what, row in agreements(published):
+            yield (f"{path.stem} {what}", *both_flat([one for one in (row, again.get(what)) if one]))
+
+
+def agreements(evaluation: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Names and numbers of an evaluation of explainers."""
+    for share, row in evaluation["kl_by_visible_share"].items():
+        yield f"divergence {share}", row
+    for game, tables in evaluation["games"].items():
+        yield f"{game} halves", tables["between_halves"]
+        for table in ("methods", "by_permutations"):
+            for name, row in tables[table].items():
+                yield f"{game} {table} {name}", row
+
+
 def both_flat(rows: list[dict[str, Any]]) -> tuple[list[float], list[float] | None]:
     """Numbers of a published row and of the recomputed one, if there is one; a number that is undefined is −1."""
 
@@ -165,7 +188,7 @@ def both_flat(rows: list[dict[str, Any]]) -> tuple[list[float], list[float] | No
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "pairs": class_discrimination, "paper-tables": paper_tables, "ablations": ablations, "gradtoken": gradtoken,
     "vitcx": vitcx, "shapley": shapley, "overdetermination": overdetermined,
-    "cards": cards,
+    "cards": cards, "vit_shapley": vit_shapley,
 }  # fmt: skip
 
 

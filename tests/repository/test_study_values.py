@@ -222,3 +222,38 @@ def test_values_of_cards(study, tmp_path):
     shift(study, path, "pairs mass", "legrad")
     differ = [what for what, same in compared(study, "cards").items() if same is False]
     assert differ == ["scenes legrad discard=0", "pairs legrad mass"]
+
+
+def test_agreement_with_sampled_shapley_values(study, tmp_path):
+    module, tables = study("shapley_references"), study("value_tables")
+    maps = torch.tensor([[[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]], [[1.0, 2.0, 4.0], [4.0, 2.0, 1.0]]])
+    reference = torch.tensor([[[2.0, 4.0, 8.0]] * 2] * 2)
+    found = module.agreement(maps, reference)
+    # Both maps of the first image agree; the second map of the other image has the reverse order.
+    assert found["spearman"] == [pytest.approx(1.0), pytest.approx(0.0)]
+    against = np.corrcoef([4.0, 2.0, 1.0], [2.0, 4.0, 8.0])[0, 1]
+    assert found["pearson"] == [pytest.approx(1.0), pytest.approx((1 + against) / 2)]
+    values: dict[str, dict[str, list[float]]] = {"kl 0.5": {"model": [0.5, 1.0], "surrogate": [0.25, 0.25]}}
+    for game in module.GAMES:
+        for method in ("leadlight", module.HALVES, f"{module.PERMUTATIONS}2"):
+            module.add_agreement(values, game, method, maps, reference)
+    evaluation = module.summarise(values)
+    assert evaluation["kl_by_visible_share"] == {"0.5": {"model": 0.75, "surrogate": 0.25}}
+    row = evaluation["games"]["model"]
+    assert (row["methods"].keys(), row["by_permutations"].keys()) == ({"leadlight"}, {"2"})
+    assert row["methods"]["leadlight"]["spearman"] == pytest.approx(0.5)
+    for name in ("tiny", "base"):
+        text = json.dumps({"evaluation": evaluation})
+        (tmp_path / f"vit_shapley-{name}.json").write_text(text, encoding="utf-8")
+    path = tables.values_path(tmp_path / "vit_shapley-tiny.json", "tiny")
+    tables.save_values(path, values)
+    found = compared(study, "vit_shapley")
+    assert {what.split()[0]: same for what, same in found.items()} == {
+        "vit_shapley-base": None,
+        "vit_shapley-tiny": True,
+    }
+    assert len(found) == 2 * (1 + 2 * 3)
+    shift(study, path, "model pearson", "leadlight")
+    shift(study, path, "kl 0.5", "surrogate")
+    differ = [what for what, same in compared(study, "vit_shapley").items() if same is False]
+    assert differ == ["vit_shapley-tiny divergence 0.5", "vit_shapley-tiny model methods leadlight"]
