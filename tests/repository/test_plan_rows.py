@@ -120,3 +120,14 @@ def test_a_row_without_a_model_is_replaced(studies):
     assert plan_rows.plan_values.joined_rows(before, new) == [before[1], *new]
     other = [{"model": "n", **names, "method": "first", "value": 3.0}]
     assert plan_rows.plan_values.joined_rows(new, other) == [*new, *other], "rows of other models stay"
+
+
+def test_a_plan_without_controls_can_be_run_without_them(studies, tmp_path):
+    import tomllib
+
+    import run_plan
+
+    path = run_plan.with_methods(str(STUDIES / "plans" / "ablations.toml"), ["vtranm"], tmp_path / "run", False)
+    plan = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert (plan["methods"], plan["controls"], plan["name"]) == (["vtranm"], False, "ablations")
+    sys.modules.pop("run_plan")
