@@ -154,7 +154,9 @@ def cards() -> Iterator[Row]:
 def vit_shapley() -> Iterator[Row]:
     """Agreement with sampled Shapley values of trained explainers and other methods, and divergences of surrogates."""
     for path in sorted(RESULTS.glob("vit_shapley-*.json")):
-        published = read_json(path, None)["evaluation"]
+        published = read_json(path, None).get("evaluation")
+        if published is None:  # stopped after the training
+            continue
         file = path.with_suffix(".parquet")
         found = shapley_references.summarise(read_values(file)) if file.is_file() else {}
         again = dict(agreements(found)) if found else {}
