@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import trust
+from card_values import COMPLETENESS, CONSTANT, EQUAL, OPTIONS, CardValues, single_precision, summarise
 from study import timed
 from torch import Tensor
 
@@ -161,15 +162,10 @@ class Model:
         return values.flatten(1).double().nan_to_num(0.0, 0.0, 0.0).cpu(), explanation
 
 
-def similarity(a: Tensor, b: Tensor) -> dict[str, Any]:
-    """Mean rank correlation, its standard error, and the number of maps that are not constant."""
+def similarities(a: Tensor, b: Tensor) -> list[float]:
+    """Rank correlation of the maps of each image, NaN where one is constant."""
     count = min(len(a), len(b))
-    rho = spearman(a[:count], b[:count])
-    rho = rho[rho.isfinite()]
-    if not len(rho):
-        return {"rho": None, "maps": 0}
-    error = float(rho.std() / len(rho) ** 0.5) if len(rho) > 1 else None
-    return {"rho": round(float(rho.mean()), 4), "error": error and round(error, 4), "maps": len(rho)}
+    return single_precision(spearman(a[:count], b[:count]))
 
 
 def option_specs(name: str) -> Iterator[str]:
@@ -184,8 +180,8 @@ def option_specs(name: str) -> Iterator[str]:
             yield spec
 
 
-def completeness(model: Model, name: str, explanation: Any, count: int) -> dict[str, Any] | None:
-    """Relative error of the sum of a map, for methods whose values sum to a difference of the score."""
+def completeness(model: Model, name: str, explanation: Any, count: int) -> list[float]:
+    """Relative error of the sum of each map, for methods whose values sum to a difference of the score."""
     images, own = model.images[:count], torch.tensor(model.own[:count])[:, None]
     with torch.no_grad():
         whole = model.loaded.module(images)
@@ -199,11 +195,10 @@ def completeness(model: Model, name: str, explanation: Any, count: int) -> dict[
             empty = dropper(images, torch.zeros(count, 0, dtype=torch.long, device=images.device))
             change = whole.softmax(1) - empty.softmax(1)
         else:
-            return None
+            return []
     expected = change.cpu().gather(1, own)[:, 0].double()
     total = explanation.grid[:, 0].flatten(1).double().sum(1).cpu()
-    error = ((total - expected).abs() / expected.abs().clamp_min(1e-9)).tolist()
-    return {"median": round(float(np.median(error)), 5), "largest": round(max(error), 5), "maps": count}
+    return single_precision((total - expected).abs() / expected.abs().clamp_min(1e-9))
 
 
 def perturbation(model: Model, name: str, maps: Tensor, count: int) -> dict[str, list[float]]:
@@ -245,8 +240,8 @@ def measure_time(model: Model, name: str, count: int, repeats: int) -> tuple[Ten
     return repeated[-1][0][0], times
 
 
-def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
-    """All measurements of one method on one model."""
+def measure(model: Model, name: str, scored: Collection[str]) -> tuple[dict[str, Any], CardValues]:
+    """All measurements of one method on one model, and the values of each image behind them."""
     defaults = METHODS[name].options
     count = image_count(model, name)
     (first, explanation), taken = timed(lambda: model.maps(name, count), model.device)
@@ -254,12 +249,12 @@ def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
         count = max(model.args.least, int(count * model.args.slow / taken))
         first = first[:count]
         explanation = replace(explanation, grid=explanation.grid[:count], maps=explanation.maps[:count])
-    row: dict[str, Any] = {"images": count, "constant": int(explanation.constant[:count].sum())}
     again, times = measure_time(model, name, count, 2 if taken < 0.5 else 1)
-    row |= times
-    equal = float((again == first).all(1).double().mean())
-    row["repeat"] = {**similarity(first, again), "equal": equal}
-    row["other image"] = similarity(first, first.roll(1, 0)) if count > 1 else None
+    values: CardValues = {CONSTANT: single_precision(explanation.constant[:count].flatten().float().cpu())}
+    values["repeat"] = similarities(first, again)
+    values[EQUAL] = single_precision((again == first).all(1).float())
+    if count > 1:
+        values["other image"] = similarities(first, first.roll(1, 0))
     tests: dict[str, Callable[[], Any]] = {}
     if "seed" in defaults:
         tests["seed"] = lambda: model.maps(f"{name}:seed={defaults['seed'] + 1}", count)
@@ -268,20 +263,19 @@ def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
     tests["label"] = lambda: model.maps(name, count, target=model.other)
     for part in ("head", "last block", "all"):
         tests[part] = lambda part=part: model.maps(name, count, model=model.random[part])
+    few = min(count, model.args.option_images)
+    for spec in option_specs(name):
+        tests[f"{OPTIONS}{spec}"] = lambda spec=spec: model.maps(f"{name}:{spec}", few)
     refused: dict[str, str] = {}
     for test, run in tests.items():
         try:
-            row[test] = similarity(first, run()[0])
+            found = run()[0]
+            values[test] = similarities(first[: len(found)], found)
         except VitrailError as error:
-            refused[test] = str(error)
-    few = min(count, model.args.option_images)
-    row["options"] = {}
-    for spec in option_specs(name):
-        try:
-            row["options"][spec] = similarity(first[:few], model.maps(f"{name}:{spec}", few)[0])
-        except VitrailError as error:
-            refused[spec] = str(error)
-    row["completeness"] = completeness(model, name, explanation, count)
+            refused[test.removeprefix(OPTIONS)] = str(error)
+    if errors := completeness(model, name, explanation, count):
+        values[COMPLETENESS] = errors
+    row: dict[str, Any] = {"images": count, **times, **summarise(values)}
     limit = int(2 * model.args.slow * count / max(taken, 1e-9))
     more = min(len(model.images), max(count, min(model.args.scored_images, limit)))
     if "perturbation" in scored:
@@ -289,4 +283,4 @@ def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
         row["perturbation"] = perturbation(model, name, explanation.maps[:, 0], more)
     if "regions" in scored and model.name in PHOTOGRAPHS:
         row["regions"] = regions(model, name, more)
-    return {**row, "refused": refused}
+    return {**row, "refused": refused}, values

@@ -20,6 +20,9 @@ rank correlations between patch values, means over the images, of the default ma
 same images, and ``regions`` what the mIoU on pets is computed from; ``pairs`` is the class discrimination of methods
 that pairs-scenes.json does not have.
 
+The values of each image behind the similarities, errors and pairs are kept in files beside the results,
+NAME-MODEL.parquet, and the numbers are computed from them.
+
 Methods are measured from cheap to expensive, on all models in turn. Rows are written one by one, and a second run
 continues where the first one stopped. Times of a run beside other work mean nothing: ``--times`` measures those of the
 given methods again and nothing else. ``--explainers`` has the explainers that studies/vit_shapley.py trained.
@@ -37,7 +40,9 @@ from typing import Any
 import pairs
 import torch
 from card_measurements import PHOTOGRAPHS, SCENES, Model, measure, measure_time
+from card_values import PAIRS
 from study import RESULTS, ROOT, Clock, manifest, options, read_csv, read_json, save_json
+from value_tables import Values, save_values, values_path
 
 import vitrail
 from vitrail.capture.inputs import ModelInputs
@@ -57,12 +62,12 @@ CONTROLS = ("random", "centre", "edges")
 SLOW = 3.0
 
 
-def measure_pairs(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Class discrimination on scenes, as studies/pairs.py measures it, on fewer scenes for expensive methods."""
+def measure_pairs(name: str, args: argparse.Namespace) -> tuple[dict[str, Any], Values]:
+    """Class discrimination on scenes as in studies/pairs.py, on fewer for expensive methods, and values of each."""
     each = 3.0 + METHODS[name].cost(find(name)[2], size_of_scenes(), 2).forwards
     count = int(min(args.pairs, max(2 * args.least, 10 * args.work // each)))
-    found = pairs.measure(SCENES, count, [name], args.device, args.batch)
-    return {"scenes": count, **found["methods"][name]}
+    found, values = pairs.measure(SCENES, count, [name], args.device, args.batch)
+    return {"scenes": count, **found["methods"][name]}, {f"{PAIRS}{score}": own for score, own in values.items()}
 
 
 def size_of_scenes() -> Any:
@@ -106,6 +111,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     clock, results = Clock(args.minutes), read_json(args.out, {})
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows, found_pairs = results.setdefault("rows", {}), results.setdefault("pairs", {})
     settings = ("images", "option_images", "least", "work", "slow", "batch")
     about = {"matmul": "tf32", "similarity": "Spearman", "noise": RADIUS}
@@ -129,7 +135,10 @@ def main() -> None:
         given = {kind for kind, by_model in known.items() if STAND_INS.get(name, name) in by_model.get(model.name, ())}
         scored = {"perturbation", "regions"} - (set() if name in CONTROLS else given)
         try:
-            own[name] = measure(model, name, scored)
+            row, values = measure(model, name, scored)
+            # Values first: a run that is stopped between the two measures the row again.
+            save_values(values_path(args.out, model.name), {test: {name: found} for test, found in values.items()})
+            own[name] = row
         except VitrailError as error:
             own[name] = {"images": 0, "refused": {"method": str(error)}}
         except Exception:  # noqa: BLE001 - a row that fails must not end a run on a machine with a time limit
@@ -142,7 +151,8 @@ def main() -> None:
     done = {name for result in measured if result["model"] == SCENES for name in result["methods"]}
     for name in args.methods if SCENES in args.models and not args.times else ():
         if name not in done and name not in found_pairs and not clock.is_over(f"pairs of {name}"):
-            found_pairs[name] = measure_pairs(name, args)
+            found_pairs[name], found = measure_pairs(name, args)
+            save_values(values_path(args.out, SCENES), found)
             save_json(args.out, results)
             print(f"pairs {name}: {found_pairs[name]}, {clock} in total", flush=True)
 

@@ -13,6 +13,9 @@ Segmentation: the predicted class is explained; pixel accuracy and mIoU with the
 evaluated images as in the paper, mAP without threshold, all in percent. With --pairs, two images of different labels
 are put side by side, each squeezed to half the width, and both labels are explained: class-discrimination accuracy is
 the share of maps with more relevance per pixel on the target's mask than on the other one.
+
+The values of each image (pixel counts at each threshold, average precision) and pair are kept in files beside the
+results, NAME-MODEL.parquet, and the rows are computed from them. Rows of other models and variants stay.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from masked_images import MaskedBatch, choose_indices, complete_arguments, masked_options, measure_models, read_batches
+from score_values import add_scores, methods_of, scores_of
 from torch import Tensor
+from value_tables import Values
 
 import vitrail
 from vitrail.bench.papers import find_table
@@ -35,6 +40,9 @@ from vitrail.scores import SegmentationScores, SelectivityScores, score_segmenta
 IGNORE = 255
 READINGS = ("jacobian", "elementwise")
 VARIANTS = ("0", "1", "2", "3", "4", "i")
+#: Scores of each image and of each pair that are kept, and what their names begin with in the file.
+SEGMENTATION, SEGMENTATION_SCORES = "segmentation ", ("foreground", "background", "true", "false", "ap", "flat")
+PAIRS, PAIR_SCORES = "pairs ", ("share", "flat")
 METRICS = {"PAcc (%)": "best_pixel_accuracy", "mAP (%)": "map", "mIoU (%)": "best_miou"}
 
 
@@ -54,9 +62,22 @@ def published() -> dict[str, list[float | None]]:
     return rows
 
 
-def segmentation(loaded: LoadedModel, data: Dataset, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Scores of every variant and reading, and the number of constant maps."""
-    specs = [spec(v, r) for v in VARIANTS for r in READINGS]
+def summarise(values: Values) -> dict[str, dict[str, dict[str, float]]]:
+    """Rows of segmentation and of pairs by method, from the values of each image and pair; in percent."""
+    tables: dict[str, dict[str, dict[str, float]]] = {"segmentation": {}, "pairs": {}}
+    for s in methods_of(values, SEGMENTATION):
+        found = scores_of(SegmentationScores, values, s, SEGMENTATION).summary()
+        row = {metric: 100 * found[name] for metric, name in METRICS.items()}
+        tables["segmentation"][s] = row | {"constant": found["flat"], "images": found["images"]}
+    for s in methods_of(values, PAIRS):
+        found = scores_of(SelectivityScores, values, s, PAIRS).summary()
+        row = {"accuracy": 100 * found["share"], "constant": found["flat"], "maps": 2 * found["images"]}
+        tables["pairs"][s] = row
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def segmentation(loaded: LoadedModel, data: Dataset, args: argparse.Namespace, specs: list[str]) -> Values:
+    """Values of each image by every variant and reading."""
     scores = {s: SegmentationScores() for s in specs}
     indices = choose_indices(data, args.count)
     started = time.perf_counter()
@@ -67,11 +88,10 @@ def segmentation(loaded: LoadedModel, data: Dataset, args: argparse.Namespace) -
             scores[s].add(batch.ids, score_segmentation(found[s].maps[:, 0], masks))
         done = len(scores[specs[0]])
         print(f"  {done}/{len(indices)} images, {time.perf_counter() - started:.0f} s", flush=True)
-    rows = {}
+    values: Values = {}
     for s in specs:
-        summary = scores[s].summary()
-        rows[s] = {metric: 100 * summary[name] for metric, name in METRICS.items()} | {"constant": summary["flat"]}
-    return rows
+        add_scores(values, s, scores[s], SEGMENTATION_SCORES, SEGMENTATION)
+    return values
 
 
 def side_by_side(first: MaskedBatch, second: MaskedBatch) -> tuple[Tensor, Tensor]:
@@ -85,9 +105,8 @@ def side_by_side(first: MaskedBatch, second: MaskedBatch) -> tuple[Tensor, Tenso
     return torch.cat([left, right], -1), torch.stack(masks, 1)
 
 
-def discrimination(loaded: LoadedModel, data: Dataset, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Class-discrimination accuracy of every variant and reading on pairs of images, in percent."""
-    specs = [spec(v, r) for v in VARIANTS for r in READINGS]
+def discrimination(loaded: LoadedModel, data: Dataset, args: argparse.Namespace, specs: list[str]) -> Values:
+    """Class discrimination of each pair of images by every variant and reading."""
     scores = {s: SelectivityScores() for s in specs}
     # The first image comes from the first half of the data set, the second from the other: classes are sorted.
     indices = choose_indices(data, 2 * args.pairs)
@@ -104,23 +123,25 @@ def discrimination(loaded: LoadedModel, data: Dataset, args: argparse.Namespace)
             ids = [f"{first.ids[i]}+{second.ids[i]}" for i in rows]
             scores[s].add(ids, score_selectivity(found[s].maps, masks[rows].to(args.device)))
         print(f"  {len(scores[specs[0]])}/{args.pairs} pairs", flush=True)
-    summaries = {s: scores[s].summary() for s in specs}
-    return {
-        s: {"accuracy": 100 * m["share"], "constant": m["flat"], "maps": 2 * m["images"]} for s, m in summaries.items()
-    }
+    values: Values = {}
+    for s in specs:
+        add_scores(values, s, scores[s], PAIR_SCORES, PAIRS)
+    return values
 
 
 def show(result: dict[str, Any], paper: dict[str, list[float | None]], comparable: bool) -> None:
     """Print the published row of each variant beside both readings, and their distance where it can be compared."""
     print(f"{result['model']}: {result['images']} images; pixel accuracy / mAP / mIoU, %")
     print(f"  {'variant':9s} {'published (ViT-B)':>20s} {'jacobian':>20s} {'elementwise':>20s}   pairs: both readings")
-    for v in VARIANTS:
+    measured = [v for v in VARIANTS if spec(v, READINGS[0]) in result["segmentation"]]
+    for v in measured:
         cells = [" / ".join("–" if x is None else f"{x:.2f}" for x in paper[v])]
         cells += [" / ".join(f"{result['segmentation'][spec(v, r)][m]:.2f}" for m in METRICS) for r in READINGS]
         pairs = result.get("pairs", {})
-        accuracy = ", ".join(f"{pairs[spec(v, r)]['accuracy']:.1f} %" for r in READINGS) if pairs else "–"
+        both = [pairs[spec(v, r)]["accuracy"] for r in READINGS if spec(v, r) in pairs]
+        accuracy = ", ".join(f"{a:.1f} %" for a in both) or "–"
         print(f"  {v:9s} {cells[0]:>20s} {cells[1]:>20s} {cells[2]:>20s}   {accuracy}", flush=True)
-    if comparable:
+    if comparable and measured == list(VARIANTS):
         distance = {r: mean_distance(result["segmentation"], paper, r) for r in READINGS}
         text = ", ".join(f"{r} {value:.2f}" for r, value in distance.items())
         print(f"  mean distance to the published numbers, points: {text}", flush=True)
@@ -137,12 +158,14 @@ def main() -> None:
     """Measure each model, print the table, and write results and manifest after each."""
     parser = masked_options(__doc__, 120)
     parser.add_argument("--pairs", type=int, default=0, help="number of image pairs for class discrimination")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     args, paper = complete_arguments(parser), published()
+    specs = [spec(v, r) for v in args.variants for r in READINGS]
 
-    def measure(loaded: LoadedModel, data: Dataset) -> dict[str, Any]:
-        rows = segmentation(loaded, data, args)
-        pairs = {"pairs": discrimination(loaded, data, args)} if args.pairs else {}
-        return {"images": len(choose_indices(data, args.count)), "segmentation": rows, **pairs}
+    def measure(loaded: LoadedModel, data: Dataset) -> tuple[dict[str, Any], Values]:
+        values = segmentation(loaded, data, args, specs)
+        values |= discrimination(loaded, data, args, specs) if args.pairs else {}
+        return {"images": len(choose_indices(data, args.count)), **summarise(values)}, values
 
     def table(result: dict[str, Any]) -> None:
         base = result["model"].startswith("timm:vit_base_patch16_224")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from study import manifest, options, read_json, save_json
 from torch import Tensor
+from value_tables import Values, save_values, values_path
 
 import vitrail
 from vitrail.data import Dataset, open_dataset
@@ -87,11 +88,33 @@ def prepare_mask(mask: Any, preprocess: Preprocess) -> Tensor:
     return nearest(Image.fromarray(mask, "L")).round().to(torch.uint8)[0]
 
 
+def model_values_path(result: Path, model: str) -> Path:
+    """File of the values of each image of a model, named without the library: NAME-MODEL.parquet."""
+    return values_path(result, model.rpartition(":")[2].replace("/", "-"))
+
+
+def joined_result(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the rows of other methods that an earlier one of the same model has.
+
+    Tables are dicts of rows by method, or lists of rows with the method as ``spec``.
+    """
+    joined: dict[str, Any] = {}
+    for name, own in result.items():
+        if isinstance(own, dict):
+            joined[name] = {**before.get(name, {}), **own}
+        elif isinstance(own, list):
+            joined[name] = list({row["spec"]: row for row in (*before.get(name, []), *own)}.values())
+    return {**before, **result, **joined}
+
+
 def measure_models(
-    args: argparse.Namespace, measure: Callable[[LoadedModel, Dataset], dict[str, Any]],
+    args: argparse.Namespace, measure: Callable[[LoadedModel, Dataset], tuple[dict[str, Any], Values]],
     show: Callable[[dict[str, Any]], None], **about: Any,
 ) -> None:  # fmt: skip
-    """Measure each model that is not in the file, print its table, and write results and manifest."""
+    """Measure each model, print its table, and write results, values of each image and manifest.
+
+    Rows of other models and methods that the file has stay, and their values as well.
+    """
     warnings.simplefilter("ignore", MapWarning)
     data = open_dataset(args.data, args.root)
     results = {row["model"]: row for row in read_json(args.out, {"results": []})["results"]}
@@ -99,7 +122,10 @@ def measure_models(
                      preprocessing="resized to the model's input size without cropping, bilinear", **about)  # fmt: skip
     for given in args.models:
         loaded, weights = open_model(given, args.device)
-        if loaded.name not in results:
-            results[loaded.name] = {"model": loaded.name, "weights": weights, **measure(loaded, data)}
+        result, values = measure(loaded, data)
+        result = {"model": loaded.name, "weights": weights, **result}
+        results[loaded.name] = joined_result(results.get(loaded.name, {}), result)
         show(results[loaded.name])
         save_json(args.out, {"manifest": found, "results": list(results.values())})
+        if args.out is not None:
+            save_values(model_values_path(args.out, loaded.name), values)

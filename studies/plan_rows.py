@@ -3,35 +3,22 @@
     vitrail bench studies/plans/vitcx.toml --data imagenet=DIR --weights vit-t=FILE --device cuda --out runs
     python studies/plan_rows.py runs/KEY --out studies/results/paper-tables.json
     python studies/plan_rows.py runs/KEY --by-method --out studies/results/ablations-pets.json
-    python studies/plan_rows.py OUT --out studies/results/paper-tables.json   # of run_plan.py, without a report
+    python studies/plan_rows.py OUT --out studies/results/paper-tables.json   # of run_plan.py
 
-Values and intervals are those of the run's report. Rows of other plans that are in the file already are kept. With
-``--by-method`` the file has one row for each method, with shares instead of percent, of a single run.
+The values of each image are kept in files beside it, ``paper-tables-PLAN-MODEL.parquet``, those of the appendices of
+ViT-CX in the folder ``vitcx_appendices``. Values and intervals of the rows are computed from them, as in the run's
+report. Rows of other plans, models and methods that are in the file already are kept, and their values as well. With
+``--by-method`` the file has one row for each method, with shares instead of percent, of runs of a single plan and
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from study import options, read_csv, read_json, save_json
-
-#: Columns of a row.
-COLUMNS = ("dataset", "protocol", "target", "score", "method")
-
-
-def plan_rows(run: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
-    """Name of a run's plan, what decides its numbers, and a row for each score of each method."""
-    manifest = read_json(run / "manifest.json", None)
-    if not (run / "report.csv").is_file():
-        return manifest["plan"]["name"], about_run(manifest), [row for one in score_files(run) for row in one]
-    rows = [
-        {**{name: row[name] for name in COLUMNS}, "images": int(row["images"]),
-         **{name: round(float(row[name]), 5) for name in ("value", "low", "high")}}
-        for row in read_csv(run / "report.csv")
-    ]  # fmt: skip
-    return manifest["plan"]["name"], about_run(manifest), rows
+import plan_values
+from study import options, read_json, save_json
 
 
 def about_run(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -40,42 +27,45 @@ def about_run(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in known.items() if value}, "run": manifest["key"]}
 
 
-def score_files(run: Path) -> Iterator[list[dict[str, Any]]]:
-    """Rows of each model of a run by run_plan.py, with the label of the model."""
-    import polars as pl
-
-    from vitrail.bench.plan import CONTROLS
-    from vitrail.bench.report.metric import protocol_metrics
-    from vitrail.bench.report.values import method_scores, metric_values
-    from vitrail.scores.comparison import rank_methods
-
-    for path in sorted(run.glob("scores-*.parquet")):
-        table, found = pl.read_parquet(path), []
-        kinds = table.select("dataset", "protocol", "target").unique(maintain_order=True).rows()
-        for dataset, protocol, target in kinds:
-            own = table.filter(dataset=dataset, protocol=protocol, target=target)
-            scores = method_scores(own, protocol)
-            columns = {name for by in scores.values() for name in by.columns}
-            for metric in protocol_metrics(protocol, target, columns):
-                given = {name: metric_values(by, metric) for name, by in scores.items()}
-                ranked = rank_methods({n: v for n, v in given.items() if v is not None}, metric.direction, CONTROLS)
-                found += [
-                    {"model": path.stem.removeprefix("scores-"), "dataset": dataset, "protocol": protocol,
-                     "target": target, "score": metric.score, "method": one.method, "images": one.images,
-                     **{name: round(v * metric.factor, 5) for name, v in one.value._asdict().items()}}
-                    for one in ranked.values()
-                ]  # fmt: skip
-        yield found
+def with_earlier(about: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """What decides the numbers of a run, and of the runs before it whose rows stay."""
+    if not before or before.get("run") == about["run"]:
+        return {**about, **({"earlier": before["earlier"]} if before and "earlier" in before else {})}
+    own = {name: value for name, value in before.items() if name != "earlier"}
+    return {**about, "earlier": [*before.get("earlier", []), own]}
 
 
-def by_method(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One row for each method: scores as shares, each with its interval."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        own = found.setdefault(row["method"], {})
-        own[row["score"]] = row["value"] / 100
-        own[f"{row['score']}_interval"] = [row["low"] / 100, row["high"] / 100]
-    return found
+def check_same_setting(before: dict[str, Any], about: dict[str, Any], out: Path) -> None:
+    """Refuse to add rows to those of another model or number of images, which one manifest cannot describe."""
+    names = ("model", "images") if "run" in before else ("images",)  # older files name the model otherwise
+    for name in names if before else ():
+        if before[name] != about[name]:
+            raise SystemExit(f"{out} has rows with {name} {before[name]}, this run {about[name]}: pass another --out")
+
+
+def collect(run: Path, out: Path, is_by_method: bool) -> None:
+    """Add the rows of a run to a file, and its values to the files beside it."""
+    content = read_json(out, {"manifest": {}, "rows": {}})
+    manifest = read_json(run / "manifest.json", None)
+    plan, about = manifest["plan"]["name"], about_run(manifest)
+    tables = dict(plan_values.run_values(run))
+    if is_by_method and len(tables) > 1:
+        raise SystemExit(f"{run} has the models {', '.join(tables)}: --by-method takes a run of one model")
+    rows = [row for model, table in tables.items() for row in plan_values.summarise(table, model)]
+    if is_by_method:
+        before, found = content["rows"], plan_values.by_method(rows)
+        about = {"model": rows[0]["model"], **about, "images": rows[0]["images"]}
+        stay = before.keys() - found.keys()
+        check_same_setting(content["manifest"] if stay else {}, about, out)
+        content = {"manifest": with_earlier(about, content["manifest"] if stay else None), "rows": before | found}
+    else:
+        joined = plan_values.joined_rows(content["rows"].get(plan, []), rows)
+        stay = len(joined) > len(rows)
+        content["manifest"][plan] = with_earlier(about, content["manifest"].get(plan) if stay else None)
+        content["rows"][plan] = joined
+    save_json(out, content)
+    for model, table in tables.items():
+        plan_values.store_values(plan_values.plan_values_path(out, "" if is_by_method else plan, model), table)
 
 
 def main() -> None:
@@ -84,14 +74,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--by-method", action="store_true", help="one row for each method, of a single run")
     args = parser.parse_args()
-    content = {"manifest": {}, "rows": {}} if args.by_method else read_json(args.out, {"manifest": {}, "rows": {}})
     for run in args.runs:
-        name, about, rows = plan_rows(run)
-        if args.by_method:
-            content = {"manifest": {**about, "images": rows[0]["images"]}, "rows": by_method(rows)}
-        else:
-            content["manifest"][name], content["rows"][name] = about, rows
-    save_json(args.out, content)
+        collect(run, args.out, args.by_method)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ def by_images(chunk: Chunk) -> tuple[int, int, int, int]:
 def with_methods(plan: str, methods: Sequence[str], out: Path, controls: bool = True) -> Path:
     """Write a copy of a plan with other methods, so that a few can be run again on the same images."""
     text = find_plan(plan).read_text(encoding="utf-8")
+    if not controls:  # the plan may say the same
+        text = re.sub(r"^controls = .*\n", "", text, flags=re.MULTILINE)
     line = f"methods = {json.dumps(list(methods))}" + ("" if controls else "\ncontrols = false")
     text = re.sub(r"^methods = \[.*?\]$", lambda _: line, text, flags=re.MULTILINE | re.DOTALL)
     out.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,8 @@ ones. The score is the protocol ``srg-tokens``, as ``vitrail bench`` computes it
 The coalitions of a smaller number of forward passes are the first of those of a larger one, so all are evaluated once;
 the same holds for the masks of RISE. Images are processed in groups, the models in turn, and the table is written
 after each, so that a run that was stopped has an even share of the images of every model. ``--raw`` keeps the scores of
-the coalitions, ``--per-image`` the SRG of each image.
+the coalitions. The SRG of each image by model and row is kept in files beside the table, NAME-MODEL.parquet, and rows
+and comparisons are computed from them. Rows of other models, methods and numbers of forward passes stay.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from study import Clock, manifest, options, save_csv, save_json
+from srg_rows import FIELDS, Form, FormValues, check_same_images, save_rows, single_precision, summarise
+from study import Clock, manifest, options
 from torch import Tensor
 
 import vitrail
@@ -41,7 +42,7 @@ from vitrail.methods.probe import Probe
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
-from vitrail.scores import Evaluator, difference, find_presets, interval, p_value
+from vitrail.scores import Evaluator, find_presets
 
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "vit_small_patch14_dinov2")
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
@@ -53,7 +54,6 @@ WEIGHTS = {"": FADE, " (kernel weights)": 0.0}
 ONE_PASS = ("leadlight", "leadlight:fast", "grad_rollout", "transformer_mm", "vtranm")
 MANY_PASSES = {"occlusion": 197, "occlusion:2x2": 170, "vit_cx": 130}
 PRESET = "srg-tokens"
-FIELDS = ("model", "method", "forwards", "score", "prior", "srg", "low", "high", "images")
 
 
 def load_model(name: str, assets: Path, device: str) -> LoadedModel:
@@ -89,7 +89,7 @@ class Group:
 
     def __init__(self, loaded: LoadedModel, images: Tensor, args: argparse.Namespace) -> None:
         self.loaded, self.images, self.args = loaded, images, args
-        self.maps: dict[tuple[str, int, str, str], Tensor] = {}
+        self.maps: dict[Form, Tensor] = {}
         with torch.no_grad():
             self.classes = loaded.module(images).argmax(1)
         inputs = ModelInputs((images,))
@@ -175,7 +175,7 @@ class Group:
         raw = {"ends": ends, "first": first, "second": second, **{f"map {name}": m.cpu() for name, m in priors.items()}}
         return {name: value.float() for name, value in raw.items()}
 
-    def srg(self, ids: list[str], evaluate: Evaluator) -> dict[tuple[str, int, str, str], np.ndarray]:
+    def srg(self, ids: list[str], evaluate: Evaluator) -> FormValues:
         """SRG of each image by every method."""
         names = {"|".join(map(str, key)): key for key in self.maps}
         maps = {name: self.maps[key] for name, key in names.items()}
@@ -185,44 +185,6 @@ class Group:
         return {key: records.sample_scores(preset, name).column(label) for name, key in names.items()}
 
 
-def summarise(values: dict[str, dict[tuple[str, int, str, str], np.ndarray]]) -> list[dict[str, Any]]:
-    """One row for each model and method: mean SRG and its 95 % interval."""
-    rows = []
-    for model, by_method in values.items():
-        for key, srg in by_method.items():
-            found = interval(srg)
-            rounded = (round(x, 5) for x in (found.value, found.low, found.high))
-            rows.append(dict(zip(FIELDS, (model, *key, *rounded, len(srg)), strict=True)))
-    return rows
-
-
-def compare(values: dict[str, dict[tuple[str, int, str, str], np.ndarray]]) -> list[dict[str, Any]]:
-    """Paired differences of each form of ``shapley`` (probability) from the best other method, by model."""
-    found = []
-    for model, by_method in values.items():
-        others = {key: srg for key, srg in by_method.items() if key[0] != "shapley"}
-        best = max(others, key=lambda key: float(others[key].mean()))
-        for key, srg in by_method.items():
-            if key[0] == "shapley":
-                gap = difference(srg, others[best])
-                found.append(
-                    {"model": model, "form": list(key), "against": list(best), "p": p_value(srg, others[best]),
-                     **{name: round(x, 5) for name, x in gap._asdict().items()}}
-                )  # fmt: skip
-    return found
-
-
-def write(args: argparse.Namespace, values: dict[str, Any], clock: Clock) -> None:
-    """Write table, comparison and manifest."""
-    save_csv(args.out, summarise(values), FIELDS)
-    about = manifest(args.device, seconds=round(clock.seconds), batch=args.batch, precision=str(args.precision),
-                     budgets=args.budgets, comparison=compare(values))  # fmt: skip
-    save_json(args.out.with_suffix(".json"), about)
-    if args.per_image is not None:
-        arrays = {"|".join((m, *map(str, key))): v for m, by in values.items() for key, v in by.items()}
-        np.savez_compressed(args.per_image, **arrays)
-
-
 def main() -> None:
     """Measure group by group, and print the best of each model at the end."""
     parser = options(__doc__, assets=..., models=list(MODELS), images=100, batch=1024, minutes=6.0, out=...)
@@ -230,20 +192,20 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out: rise, occlusion, vit_cx, …")
     parser.add_argument("--float32", action="store_true", help="run perturbed images in float32, not bfloat16")
-    parser.add_argument("--per-image", type=Path)
     parser.add_argument("--raw", type=Path)
     args = parser.parse_args()
     args.precision = None if args.float32 else torch.bfloat16
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
     clock = Clock(args.minutes)
+    check_same_images(args.out, args.images)
     data = ImageNet(args.assets / "imagenet")
     chosen = [int(i) for i in np.linspace(0, len(data) - 1, args.images)]
     models = {name: load_model(name, args.assets, args.device) for name in args.models}
     evaluators = {
         name: Evaluator(loaded, PRESET, batch=args.batch, precision=args.precision) for name, loaded in models.items()
     }
-    values: dict[str, dict[tuple[str, int, str, str], np.ndarray]] = {name: {} for name in models}
+    values: dict[str, FormValues] = {name: {} for name in models}
     raw: dict[str, list[dict[str, Tensor]]] = {name: [] for name in models}
     for start in range(0, args.images, args.group):
         if clock.is_over(f"image {start}"):
@@ -262,9 +224,11 @@ def main() -> None:
             print(f", other methods {time.monotonic() - lap:.1f} s", end="", flush=True)
             lap = time.monotonic()
             for key, srg in group.srg([s.id for s in samples], evaluators[name]).items():
-                values[name][key] = np.concatenate([values[name].get(key, np.empty(0)), srg])
+                values[name][key] = np.concatenate([values[name].get(key, np.empty(0)), single_precision(srg)])
             print(f", SRG of {len(group.maps)} maps {time.monotonic() - lap:.1f} s", flush=True)
-        write(args, values, clock)
+        about = manifest(args.device, seconds=round(clock.seconds), images=args.images, batch=args.batch,
+                         precision=str(args.precision), budgets=args.budgets)  # fmt: skip
+        save_rows(args.out, values, about)
         if args.raw is not None:
             joined = {
                 f"{m}|{k}": torch.cat([r[k] for r in parts]).numpy() for m, parts in raw.items() for k in parts[0]

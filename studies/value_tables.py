@@ -15,6 +15,9 @@ from study import save_json
 
 from vitrail.scores import difference, interval, mean_ratio
 
+#: What a row of a table is, its published numbers, and the same from the values of each example; None without values.
+RecomputedRow = tuple[str, list[float], list[float] | None]
+
 
 def summarise(values: Values) -> dict[str, Any]:
     """Mean and 95 % interval of every score, and the difference to leadlight:object."""

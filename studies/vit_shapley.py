@@ -11,7 +11,9 @@ JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the script.
 Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
 the explainer was trained on, and of the model's own game with tokens removed. All comparisons are between maps of one
 image and class, over its patches, and averaged. The correlation between two halves of the permutations limits what any
-map can reach.
+map can reach. Correlations and divergences of each image are kept in ``vit_shapley-MODEL.parquet`` beside the JSON
+file, and its means are computed from them; a further run of a model replaces both files, because it trains another
+explainer.
 """
 
 from __future__ import annotations
@@ -27,13 +29,22 @@ from typing import Any
 import numpy as np
 import torch
 import trust
-from cards import PHOTOGRAPHS, PLANNED
+from card_measurements import PHOTOGRAPHS, PLANNED
+from shapley_references import (
+    GAMES,
+    HALVES,
+    PERMUTATIONS,
+    add_agreement,
+    permutation_values,
+    summarise,
+    surrogate_fidelity,
+)
 from study import manifest, options, save_json, timed
 from torch import Tensor
+from value_tables import Values, save_values, values_path
 
 import vitrail
 from vitrail.methods.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
-from vitrail.methods.shapley_explainer.partial_images import PartialImages, split_patches
 from vitrail.models import LoadedModel, Preprocess
 
 MODELS = ["scenes", "cifar10"]
@@ -153,57 +164,6 @@ def train(
 # --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def permutation_values(
-    partial: PartialImages, model: torch.nn.Module, images: Tensor, classes: Tensor, permutations: int, rows: int
-) -> Tensor:
-    """Marginal contributions of the patches in random permutations and their reverses.
-
-    Args:
-        partial: Predictions for images with some patches kept.
-        model: Whose probabilities are the game.
-        images: Shape (b, channels, height, width).
-        classes: Classes of each image, shape (b, K).
-        permutations: Number of permutations, even; the second half of each chunk is the reverse of the first.
-        rows: Most images in a forward pass.
-
-    Returns:
-        Shape (permutations, b, K, S); antithetic pairs are neighbours.
-    """
-    b, players, device = len(images), partial.players, images.device
-    generator = torch.Generator(device).manual_seed(1)
-    chunk = max(2, rows // b // 2 * 2)
-    found = []
-    for start in range(0, permutations, chunk):
-        count = min(chunk, permutations - start)
-        order = torch.rand(count // 2 * b, players, generator=generator, device=device).argsort(1).view(-1, b, players)
-        order = torch.stack([order, order.flip(-1)], 1).view(-1, players)
-        owner = torch.arange(b, device=device).repeat(count)
-        marginals = torch.zeros(count * b, players, classes.shape[1], device=device)
-        before = partial.empty(model, images)[classes[owner]]
-        for t in range(1, players + 1):
-            keep = order[:, :t].sort(1).values
-            after = torch.cat([
-                partial.probabilities(model, images[owner[i : i + rows]], keep[i : i + rows])
-                for i in range(0, len(keep), rows)
-            ]).gather(1, classes[owner])  # fmt: skip
-            marginals[torch.arange(len(order), device=device), order[:, t - 1]] = after - before
-            before = after
-        found.append(marginals.view(count, b, players, -1).transpose(2, 3))
-    return torch.cat(found)
-
-
-def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson correlation along the last axis."""
-    a, b = (v.double() - v.double().mean(-1, keepdim=True) for v in (a, b))
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(1e-12)
-
-
-def agreement(a: Tensor, b: Tensor) -> dict[str, float]:
-    """Mean Pearson and Spearman correlation of maps, shape (b, K, S)."""
-    ranks = [v.argsort(-1).argsort(-1).double() for v in (a, b)]
-    return {"pearson": float(correlation(a, b).mean()), "spearman": float(correlation(*ranks).mean())}
-
-
 def explained(loaded: LoadedModel, images: Tensor, spec: str, classes: Tensor, grid: tuple[int, int]) -> Tensor:
     """Relevance of the patches by a method, shape (b, K, S)."""
     found = vitrail.explain(loaded, images, spec, target=classes.cpu(), batch_size=64).grid.float()
@@ -214,57 +174,43 @@ def explained(loaded: LoadedModel, images: Tensor, spec: str, classes: Tensor, g
 
 def evaluate(
     name: str, loaded: LoadedModel, run: TrainedRun, images: Tensor, permutations: int, out: Path, rows: int
-) -> dict[str, Any]:
-    """Compare the explainer and other methods with sampled Shapley values of the two most probable classes."""
+) -> tuple[dict[str, Any], Values]:
+    """Compare the explainer and other methods with sampled Shapley values of the two most probable classes.
+
+    Returns:
+        The facts of the evaluation, and the correlations and divergences of each image.
+    """
     device, model, partial = images.device, loaded.module, run.partial_images
-    facts: dict[str, Any] = {"images": len(images), "permutations": permutations, "players": partial.players}
-    facts["kl_by_visible_share"] = surrogate_fidelity(partial, model, run.surrogate, images)
+    values = surrogate_fidelity(partial, model, run.surrogate, images)
     classes = partial.probabilities(model, images).topk(2).indices
     spec = f"vit_shapley:weights={out / f'vit_shapley-{name}.safetensors'}"
-    maps, facts["seconds_per_image"] = {}, {}
+    maps, times = {}, {}
     for key in ("vit_shapley", *OTHERS):
         method = spec if key == "vit_shapley" else key
         explained(loaded, images, method, classes, partial.grid)  # warm-up
         maps[key], seconds = timed(lambda m=method: explained(loaded, images, m, classes, partial.grid), device)
-        facts["seconds_per_image"][key] = seconds / len(images)
-    for game, player_model in (("surrogate", run.surrogate), ("model", model)):
+        times[key] = seconds / len(images)
+    game_times = {}
+    for game, player_model in zip(GAMES, (run.surrogate, model), strict=True):
         samples, seconds = timed(
             lambda m=player_model: permutation_values(partial, m, images, classes, permutations, rows),
             device,
         )
-        reference = samples.mean(0)
+        game_times[game] = seconds / len(images)
         half = len(samples) // 2
-        row: dict[str, Any] = {
-            "seconds_per_image": seconds / len(images),
-            "between_halves": agreement(samples[:half].mean(0), samples[half:].mean(0)),
-            "methods": {key: agreement(value, reference) for key, value in maps.items()},
-            # Few permutations against all others, so that no permutation is on both sides.
-            "by_permutations": {
-                k: agreement(samples[:k].mean(0), samples[k:].mean(0))
-                for k in (2, 4, 8, 16, 32, 64) if k <= half
-            },
-        }  # fmt: skip
-        facts.setdefault("games", {})[game] = row
+        add_agreement(values, game, HALVES, samples[:half].mean(0), samples[half:].mean(0))
+        for key, value in maps.items():
+            add_agreement(values, game, key, value, samples.mean(0))
+        for k in (2, 4, 8, 16, 32, 64):
+            if k <= half:  # few permutations against all others, so that no permutation is on both sides
+                add_agreement(values, game, f"{PERMUTATIONS}{k}", samples[:k].mean(0), samples[k:].mean(0))
+    found = summarise(values)
+    for game, row in found["games"].items():
+        found["games"][game] = {"seconds_per_image": game_times[game], **row}
         shown = (f"{key} {value['pearson']:.3f}/{value['spearman']:.3f}" for key, value in row["methods"].items())
         log(f"{name}, game of the {game}: halves {row['between_halves']['pearson']:.3f}, {', '.join(shown)}")
-    return facts
-
-
-def surrogate_fidelity(
-    partial: PartialImages, model: torch.nn.Module, surrogate: torch.nn.Module, images: Tensor
-) -> dict[str, dict[str, float]]:
-    """By share of visible patches, the KL divergence from the model's whole-image prediction, of both models."""
-    generator = torch.Generator(images.device).manual_seed(2)
-    whole = partial.probabilities(model, images)
-    found = {}
-    for share in (0.1, 0.25, 0.5, 0.75, 0.9):
-        keep, _ = split_patches(len(images), partial.players, round(share * partial.players), generator)
-        found[str(share)] = {
-            key: float((whole * (whole.clamp_min(1e-9).log() - p.clamp_min(1e-9).log())).sum(1).mean())
-            for key, p in (("model", partial.probabilities(model, images, keep)),
-                           ("surrogate", partial.probabilities(surrogate, images, keep)))
-        }  # fmt: skip
-    return found
+    facts = {"images": len(images), "permutations": permutations, "players": partial.players}
+    return {**facts, "seconds_per_image": times, **found}, values
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
@@ -323,8 +269,11 @@ def run_model(
     path = args.out / f"vit_shapley-{name}.json"
     save_json(path, {"manifest": about, "training": facts})
     permutations = 2 if args.rehearse else SIZES[name][2]
-    results = evaluate(name, loaded, run, to_input(test), permutations, args.out, args.rows)
+    results, values = evaluate(name, loaded, run, to_input(test), permutations, args.out, args.rows)
     save_json(path, {"manifest": about, "training": facts, "evaluation": results})
+    file = values_path(path, name)
+    file.unlink(missing_ok=True)  # another training has another surrogate: no earlier value stays
+    save_values(file, values)
 
 
 if __name__ == "__main__":

@@ -65,34 +65,12 @@ def test_goals_of_one_image_are_called_missed_where_they_are():
 def test_readme_of_the_studies_has_every_script_plan_and_result():
     text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
     missing = [p.name for kind in ("*.py", "plans/*.toml") for p in ROOT.glob(f"studies/{kind}") if p.name not in text]
-    missing += [p.name for p in ROOT.glob("studies/results/*") if f"results/{p.name}" not in text]
+    named = [p for p in ROOT.glob("studies/results/*") if f"results/{p.name}" in text]
+    results = tuple(p.stem for p in named if p.suffix in (".json", ".csv"))
+    # Values of each image are named by the result they belong to: NAME.json, NAME-MODEL.parquet.
+    values = [p for p in ROOT.glob("studies/results/*.parquet") if p.stem.startswith(results)]
+    missing += [p.name for p in ROOT.glob("studies/results/*") if p not in (*named, *values)]
     assert not missing
-
-
-def test_rows_of_a_run_are_collected(tmp_path, monkeypatch):
-    """Values and intervals of a report become rows; by method, shares; rows of other plans are kept."""
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "manifest.json").write_text('{"plan": {"name": "ablations"}, "key": "abc", "device": "cpu"}')
-    cells = "pets,segmentation,predicted,miou,vtranm,300,65.25,63.5,67.0"
-    columns = "dataset,protocol,target,score,method,images,value,low,high"
-    (run / "report.csv").write_text(f"{columns}\n{cells}\n")
-    out = tmp_path / "rows.json"
-    out.write_text('{"manifest": {"other": {}}, "rows": {"other": []}}')
-    monkeypatch.syspath_prepend(str(ROOT / "studies"))
-    import plan_rows
-
-    monkeypatch.setattr(sys, "argv", ["plan_rows.py", str(run), "--out", str(out)])
-    plan_rows.main()
-    content = json.loads(out.read_text(encoding="utf-8"))
-    assert content["rows"].keys() == {"other", "ablations"}
-    expected = {"dataset": "pets", "method": "vtranm", "images": 300, "value": 65.25, "low": 63.5, "high": 67.0}
-    assert expected.items() <= content["rows"]["ablations"][0].items()
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--by-method"])
-    plan_rows.main()
-    content = json.loads(out.read_text(encoding="utf-8"))
-    assert content["rows"] == {"vtranm": {"miou": 0.6525, "miou_interval": [0.635, 0.67]}}
-    assert content["manifest"]["images"] == 300
 
 
 def test_settings_have_the_type_of_their_defaults(bench):
