@@ -147,9 +147,27 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def pairs_table() -> str:
+    """Class discrimination on scenes with two objects, in Markdown: the most accurate first, controls last."""
+    scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    (found,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
+
+    def cell(row: list[float]) -> str:
+        mean, low, high = (100 * value for value in row)
+        return f"{mean:.1f} % [{low:.1f}, {high:.1f}]"
+
+    controls = (*CONTROLS, "inverted")
+    lines = ["| method, on `scenes` | class-discrimination accuracy ↑ | relevance mass ↑ |", "|---|---|---|"]
+    for name in sorted(found, key=lambda m: (m in controls, -found[m]["wins"][0], m)):
+        title = f"*{name}* (control)" if name in controls else f"`{name}`"
+        lines.append(f"| {title} | {cell(found[name]['wins'])} | {cell(found[name]['mass'])} |")
+    return "\n".join(lines)
+
+
 #: Pages, marks on them, and what stands there.
 TABLES = (
     (README, "results", table),
+    (ROOT / "studies" / "README.md", "pairs", pairs_table),
     (PAGE, "second halves", halves_table),
     (PAGE, "thorough", thorough_table),
     (funnybirds_table.PAGE, "funnybirds", funnybirds_table.birds_table),
