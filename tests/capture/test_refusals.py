@@ -185,7 +185,7 @@ def test_pixels_without_tokens_have_no_layout():
 
 
 def test_cells_of_one_row():
-    assert _spread((1, 1)) == [(0, 0)]
+    assert [_spread((1, 1), side) for side in (2, 3)] == [[(0, 0)], [(0, 0)]]
 
 
 def test_other_images_of_a_text_are_refused():
