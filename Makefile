@@ -6,6 +6,8 @@ WORKERS ?= 2
 SLOW ?= slow and not exhaustive
 # COVERAGE=1 measures the coverage of the fast tests and compares it with its floors.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
+# On a busy machine the browser may not answer in time: such a test, and no other, is run once more, and named.
+RERUN := --reruns 1 --only-rerun "^TimeoutError: (Page|Frame|Locator|Browser)" -rR
 export NO_MKDOCS_2_WARNING = 1
 # Workers and the processes that tests start read each other's bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +30,7 @@ test-fast: .venv/.dev
 
 test-rest: .venv/.docs  ## what make test leaves out
 	$(MAKE) -j2 docs wheel
-	$(PYTEST) -m "$(SLOW)"
+	$(PYTEST) -m "$(SLOW)" $(RERUN)
 
 lint: .venv/.dev
 	$(PY) -m ruff check .

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Add to the report of a failed test what its windows requested and say."""
+    report = yield
+    if report.failed and report.when == "call" and (visits := getattr(item, "visits", None)) is not None:
+        report.sections.append(("windows", visits.describe()))
+    return report
 
 
 def pytest_unconfigure() -> None:

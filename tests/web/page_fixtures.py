@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,33 @@ def browser():
         one.close()
 
 
+class Visits:
+    """The windows of a test: what they requested last, and what they say; shown if the test fails."""
+
+    def __init__(self) -> None:
+        self.pages = []
+        self.requests: deque[str] = deque(maxlen=30)
+
+    def watch(self, page):
+        self.pages.append(page)
+        for event in ("request", "requestfinished", "requestfailed"):
+            page.on(event, lambda one, event=event: self.requests.append(f"{event} {one.method} {one.url}"))
+
+    def describe(self):
+        """The last requests, and the messages and the status of each window."""
+        script = """() => ["#alert:not([hidden])", "#notice:not([hidden])", "#connection:not([hidden])", ".status"]
+          .flatMap((selector) => [...document.querySelectorAll(selector)].map((one) => one.textContent.trim()))
+          .filter(Boolean)"""
+        shown = [f"{page.url} says {page.evaluate(script)}" for page in self.pages if not page.is_closed()]
+        return "\n".join([*self.requests, *shown])
+
+
 @pytest.fixture
-def visit(browser, address):
+def visit(browser, address, request):
     """Open the page in a new window; unexpected errors and requests to other hosts fail the test."""
     problems: list[str] = []
     contexts = []
+    visits = request.node.visits = Visits()
 
     def go(path="", before=lambda page: None, wait=SHOWN, context=None, **options):
         if context is None:
@@ -85,6 +108,7 @@ def visit(browser, address):
             contexts.append(context)
             context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
+        visits.watch(page)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on(

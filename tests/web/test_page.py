@@ -188,7 +188,7 @@ def test_curves_include_the_random_control(visit):
     assert page.locator(".chart .curve").count() == 2 * rows.count()
     assert page.locator(".chart .curve.random").count() == 2
     with page.expect_download() as download:
-        page.click("#curves a >> text=CSV")
+        page.click("#curves button >> text=CSV")
     assert "random" in download.value.path().read_text()
 
 

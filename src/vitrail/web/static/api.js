@@ -108,13 +108,18 @@ export const remove = (body, signal) => requestForImage("/api/remove", body, sig
 export const attention = (body, signal) => requestForImage("/api/attention", body, signal);
 export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
 export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);
-export const code = async (id) => (await request("GET", `/api/jobs/${id}/code.py`)).text();
 export const imageUrl = (model, image, frame = 0) =>
   `/api/pictures/${currentId(image)}.png?model=${encodeURIComponent(model)}${frame ? `&frame=${frame}` : ""}`;
 export const originalUrl = (image) => `/api/pictures/${currentId(image)}/original.jpg`;
 export const image = (model, id) =>
   requestJson("GET", `/api/pictures/${encodeURIComponent(id)}?model=${encodeURIComponent(model)}`);
-export const fileUrl = (id, name) => `/api/jobs/${id}/${name}`;
+
+/** A file of a job and the name to save it under. */
+export async function file(id, name) {
+  const response = await request("GET", `/api/jobs/${id}/${name}`);
+  const [, fileName = name] = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "") ?? [];
+  return { blob: await response.blob(), fileName };
+}
 
 export function upload(model, file) {
   const form = new FormData();
@@ -126,8 +131,8 @@ export function upload(model, file) {
  * Follow a job until it ends. If the connection is lost, following continues when the server responds again.
  *
  * @param id the job
- * @param on {job, item, end, lost}: called with the whole job, with each changed item, at the end, or when the server
- *   no longer has the job
+ * @param on {job, item, end, lost}: called with the whole job, with each changed item, at the end with the state of the
+ *   job, or when the server no longer has the job
  * @returns a function that stops following
  */
 export function follow(id, on) {
@@ -146,9 +151,9 @@ export function follow(id, on) {
     source = new EventSource(`/api/jobs/${id}/events`);
     source.addEventListener("job", receive(on.job));
     source.addEventListener("item", receive(on.item));
-    source.addEventListener("end", () => {
+    source.addEventListener("end", (event) => {
       close();
-      on.end();
+      on.end(JSON.parse(event.data).state);
     });
     source.onerror = reopen;
   };

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { methodTitle } from "./captions.js";
 import { LINES } from "./colour.js";
-import { el, errorMessage, setText, showAlert, svg } from "./dom.js";
+import { el, errorMessage, saveBlob, setText, showAlert, svg } from "./dom.js";
 import { formatSeconds } from "./maps.js";
 import { fieldsOf } from "./targets.js";
 
@@ -93,7 +93,7 @@ export class Curves {
     this.root.dataset.state = "running";
     this.#draw();
     if (!["queued", "running"].includes(job.state)) {
-      this.#finish();
+      this.#finish(job.state);
       return;
     }
     this.stop.hidden = false;
@@ -109,7 +109,7 @@ export class Curves {
         else this.items.push(item);
         this.#draw();
       },
-      end: () => this.#finish(),
+      end: (state) => this.#finish(state),
       lost: (error) => {
         this.clear("Stopped.");
         showAlert(error);
@@ -117,12 +117,12 @@ export class Curves {
     });
   }
 
-  #finish() {
+  #finish(state) {
     this.close = null;
     this.stop.hidden = true;
     this.start.disabled = false;
     this.root.dataset.state = "done";
-    setText(this.status, "Done.");
+    setText(this.status, state === "cancelled" ? "Stopped." : "Done.");
     this.#draw();
   }
 
@@ -138,9 +138,9 @@ export class Curves {
         ? el(
             "p",
             { class: "row" },
-            download("Curves (PNG)", api.fileUrl(this.id, "figure.png")),
-            download("Curves (PDF)", api.fileUrl(this.id, "figure.pdf")),
-            download("Values (CSV)", api.fileUrl(this.id, "curves.csv")),
+            this.#download("Curves (PNG)", "figure.png"),
+            this.#download("Curves (PDF)", "figure.pdf"),
+            this.#download("Values (CSV)", "curves.csv"),
           )
         : "";
     this.root.replaceChildren(
@@ -205,6 +205,21 @@ export class Curves {
     );
   }
 
+  #download(label, name) {
+    const button = el("button", { type: "button", class: "button" }, label);
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      try {
+        const { blob, fileName } = await api.file(this.id, name);
+        saveBlob(blob, fileName);
+      } catch (error) {
+        showAlert(error);
+      }
+      button.disabled = false;
+    });
+    return button;
+  }
+
   #table(items) {
     const random = items.find((item) => item.method === RANDOM);
     const best = (field, sign) =>
@@ -259,4 +274,3 @@ export class Curves {
 const head = (name, note) => el("th", { scope: "col" }, name, el("small", {}, note));
 const area = (value) => (value == null ? "–" : value.toFixed(3));
 const label = (x, y, text, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
-const download = (name, href) => el("a", { class: "button", href, download: "" }, name);

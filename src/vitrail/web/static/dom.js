@@ -34,6 +34,16 @@ export function iconButton(name, label, onClick, className = "icon") {
   return button;
 }
 
+/** Save a blob as a file. */
+export function saveBlob(blob, fileName) {
+  const url = URL.createObjectURL(blob);
+  const link = el("a", { href: url, download: fileName });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
 /** Render an error, the problem and its fix, as sentences. */
 export function errorMessage(error) {
   const what = sentence(error.what ?? error.message ?? String(error));

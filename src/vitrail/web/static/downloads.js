@@ -1,7 +1,7 @@
 /** Downloads, the link to a result, and its Python code. */
 
 import * as api from "./api.js";
-import { el, icon, setText, showAlert } from "./dom.js";
+import { el, icon, saveBlob, setText, showAlert } from "./dom.js";
 
 const FILES = [
   ["figure.png", "Figure (PNG)"],
@@ -13,7 +13,8 @@ const FILES = [
 export class Downloads {
   /**
    * @param root the section to fill
-   * @param getJob returns the id of one finished job with everything shown; its argument is called with the progress
+   * @param getJob returns the id of one finished job with everything shown; its arguments are a function that is called
+   *   with the progress, and the id of a job that the server no longer has
    */
   constructor(root, getJob) {
     this.getJob = getJob;
@@ -57,16 +58,22 @@ export class Downloads {
     return button;
   }
 
-  #jobId() {
-    return this.getJob((progress) => setText(this.status, `Preparing … ${Math.round(100 * progress)} %`));
+  /** A file of what is shown. A server that was restarted does not have the job: then a new one is started. */
+  async #file(name) {
+    const onProgress = (progress) => setText(this.status, `Preparing … ${Math.round(100 * progress)} %`);
+    const id = await this.getJob(onProgress);
+    try {
+      return await api.file(id, name);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return api.file(await this.getJob(onProgress, id), name);
+    }
   }
 
-  async #download(file) {
-    const link = el("a", { href: api.fileUrl(await this.#jobId(), file), download: "" });
-    document.body.append(link);
-    link.click();
-    link.remove();
-    return `Downloading ${file}.`;
+  async #download(name) {
+    const { blob, fileName } = await this.#file(name);
+    saveBlob(blob, fileName);
+    return `Downloaded ${fileName}.`;
   }
 
   async #copyLink() {
@@ -78,7 +85,7 @@ export class Downloads {
       this.reset();
       return "";
     }
-    setText(this.code, await api.code(await this.#jobId()));
+    setText(this.code, await (await this.#file("code.py")).blob.text());
     this.box.hidden = false;
     this.toggle.setAttribute("aria-expanded", "true");
     return "";

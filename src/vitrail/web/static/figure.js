@@ -1,6 +1,6 @@
 /** Save a table of maps as a PNG file, drawn in the browser as it is shown. */
 
-import { el } from "./dom.js";
+import { saveBlob } from "./dom.js";
 
 const CELL = 300;
 const GAP = 10;
@@ -35,14 +35,7 @@ function wrap(context, text, width) {
  * @param bars colour bars: [{canvas, labels}]
  */
 export function saveTable(table) {
-  drawTable(table).toBlob((blob) => {
-    const url = URL.createObjectURL(blob);
-    const link = el("a", { href: url, download: table.fileName });
-    document.body.append(link);
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  }, "image/png");
+  drawTable(table).toBlob((blob) => saveBlob(blob, table.fileName), "image/png");
 }
 
 /** Draw a table of maps with the verdict of each and the colour bars, on a new canvas. */

@@ -54,8 +54,8 @@ export class ImagePanel {
       (spec) => this.methods.info(spec),
       () => this.onState(false),
     );
-    this.downloads = new Downloads(part("downloads"), (onProgress) =>
-      this.jobs.completeJob(this.methods.specs, this.keys, onProgress),
+    this.downloads = new Downloads(part("downloads"), (...args) =>
+      this.jobs.completeJob(this.methods.specs, this.keys, ...args),
     );
     this.about = new AboutMap({
       focus: (spec) => this.#setFocus(spec),

@@ -115,8 +115,13 @@ export class JobManager {
     return methods.filter((method) => targets.every((target) => this.item(method, target)?.state === "done"));
   }
 
-  /** The id of one job with all finished maps, for downloads and links; a new job if they come from several jobs. */
-  async completeJob(requested, targets, onProgress = () => {}) {
+  /**
+   * The id of one job with all finished maps, for downloads; a new job if they come from several jobs.
+   *
+   * @param onProgress called with the progress of a new job
+   * @param lost the id of a job that the server no longer has
+   */
+  async completeJob(requested, targets, onProgress, lost = null) {
     const methods = this.finished(requested, targets);
     if (!methods.length)
       throw new api.ApiError(
@@ -124,19 +129,28 @@ export class JobManager {
         "Wait for the first one, or choose a method that applies to this model.",
       );
     const key = jobKey(methods, targets);
-    if (!this.completeJobs.has(key)) {
+    if (this.completeJobs.get(key) === lost) this.completeJobs.delete(key);
+    for (let repeats = 0; !this.completeJobs.has(key); repeats += 1) {
       const job = await api.explain({ ...this.input, methods, ...targetFields(targets), seed: 0 });
-      await new Promise((resolve, reject) => {
-        const progress = new Map();
-        const update = (item) => {
-          progress.set(item.key, item.state === "done" ? 1 : item.progress);
-          onProgress([...progress.values()].reduce((sum, part) => sum + part, 0) / progress.size);
-        };
-        api.follow(job.id, { job: (whole) => whole.items.forEach(update), item: update, end: resolve, lost: reject });
-      });
-      this.completeJobs.set(key, job.id);
+      const state = await this.#finalState(job, onProgress);
+      if (state === "done") this.completeJobs.set(key, job.id);
+      // A job that nobody followed for a while is cancelled: on a slow machine, also one that was only just started.
+      else if (state !== "cancelled" || repeats === MAX_REPEATS)
+        throw new api.ApiError(`The maps could not be put together: the job was ${state}.`, "Try again.");
     }
     return this.completeJobs.get(key);
+  }
+
+  /** Follow a job and return its state at the end. */
+  #finalState(job, onProgress) {
+    return new Promise((resolve, reject) => {
+      const progress = new Map();
+      const update = (item) => {
+        progress.set(item.key, item.state === "done" ? 1 : item.progress);
+        onProgress([...progress.values()].reduce((sum, part) => sum + part, 0) / progress.size);
+      };
+      api.follow(job.id, { job: (whole) => whole.items.forEach(update), item: update, end: resolve, lost: reject });
+    });
   }
 
   /** Show an existing job, as from a link. */

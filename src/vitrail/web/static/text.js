@@ -44,8 +44,8 @@ export class TextPanel {
     this.checks = new MapChecks(this.draw);
     this.toggle = find("text-check-toggle");
     this.toggle.addEventListener("click", () => this.checks.setEnabled(this.toggle.dataset.action === "start"));
-    this.downloads = new Downloads(part("downloads"), (onProgress) =>
-      this.jobs.completeJob(this.methods.specs, this.targets, onProgress),
+    this.downloads = new Downloads(part("downloads"), (...args) =>
+      this.jobs.completeJob(this.methods.specs, this.targets, ...args),
     );
     this.attention = attention;
     this.list = find("text-cards");
