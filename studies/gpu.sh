@@ -52,7 +52,7 @@ for step in "$@"; do
       ;;
     sweep) $python studies/sweep_families.py --library timm --seconds 600 --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
     readings)
-      $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
+      $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/gradtoken-readings.json"
       $python studies/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
       ;;
     shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;

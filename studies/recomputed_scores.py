@@ -50,7 +50,7 @@ def ablations(folder: Path) -> Iterator[RecomputedRow]:
 
 def gradtoken(folder: Path) -> Iterator[RecomputedRow]:
     """Segmentation and class discrimination of GradToken in two readings."""
-    path = folder / "gradtoken-readings-h200.json"
+    path = folder / "gradtoken-readings.json"
     for result in read_json(path, {"results": []})["results"]:
         file = model_values_path(path, result["model"])
         found = gradtoken_readings.summarise(read_values(file) if file.is_file() else {})

@@ -31,7 +31,7 @@ FILES: dict[str, tuple[str, ...]] = {
         f"{STUDIES}/vit_shapley-vit-t.json", f"{STUDIES}/vit_shapley-dinov2-s.json",
     ),
     "docs/papers/gradtoken.md": (
-        PUBLISHED, f"{STUDIES}/gradtoken-readings-h200.json", f"{STUDIES}/ablations-pets.json",
+        PUBLISHED, f"{STUDIES}/gradtoken-readings.json", f"{STUDIES}/ablations-pets.json",
     ),
     "docs/papers/gradtoken.md#figure-6": (f"{STUDIES}/movies.json", f"{STUDIES}/movies-base.json"),
     "docs/papers/vit_cx.md": (PUBLISHED, f"{STUDIES}/paper-tables.json"),
@@ -75,7 +75,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "studies/README.md#shapley-values-by-forward-passes": (f"{STUDIES}/shapley.csv",),
     "studies/README.md#vit-shapley": (f"{STUDIES}/vit_shapley-*.json",),
     "studies/README.md#ablations-of-vtranm-and-gradtoken": (f"{STUDIES}/ablations-pets.json",),
-    "studies/README.md#readings-of-gradtoken-and-vit-cx": (f"{STUDIES}/gradtoken-readings-h200.json",),
+    "studies/README.md#readings-of-gradtoken-and-vit-cx": (f"{STUDIES}/gradtoken-readings.json",),
     "studies/README.md#localisation": ("results/wsol.csv",),
     "studies/README.md#verdicts-on-single-maps": (f"{STUDIES}/trust.json",),
     "studies/README.md#cards-of-the-methods": (f"{STUDIES}/cards.json",),

@@ -79,7 +79,7 @@ def test_readings_of_gradtoken(study, tmp_path, monkeypatch):
         "gradtoken:0": {**segmented(study, (4, 2), *kept), "pairs share": [1.0, 0.5], "pairs flat": [0.0, 1.0]},
         "gradtoken:4": {**segmented(study, (1, 1), *kept), "pairs share": [0.0, 0.5], "pairs flat": [0.0, 0.0]},
     }
-    first, second = measure_twice(study, monkeypatch, tmp_path / "gradtoken-readings-h200.json", runs, module.__name__)
+    first, second = measure_twice(study, monkeypatch, tmp_path / "gradtoken-readings.json", runs, module.__name__)
     row = first["segmentation"]["gradtoken:0"]
     # 6 of 8 object pixels are found, and all 8 of the background beside the 2 that are missed.
     expected = 100 * 14 / 16, 100 * (6 / 8 + 8 / 10) / 2
@@ -89,7 +89,7 @@ def test_readings_of_gradtoken(study, tmp_path, monkeypatch):
         assert second[table].keys() == runs.keys()
         assert second[table]["gradtoken:0"] == first[table]["gradtoken:0"]
     assert list(compared(study, "gradtoken").values()) == [True] * 4
-    path = tmp_path / "gradtoken-readings-h200-tiny.parquet"
+    path = tmp_path / "gradtoken-readings-tiny.parquet"
     shift(study, path, "segmentation ap", "gradtoken:0")
     shift(study, path, "pairs share", "gradtoken:4")
     differ = [what for what, same in compared(study, "gradtoken").items() if not same]
