@@ -67,6 +67,7 @@ OTHER_TEST_FILES = {
     "text/test_texts.py": "explaining texts as a whole",
     "web/test_browser.py": "the page in a browser",
     "web/test_target_browser.py": "prompts, boxes, regions and frames in Chromium",
+    "web/test_page_downloads.py": "downloads of the page in a browser",
     "web/test_page_tools.py": "tools of the page in a browser",
     "web/test_connection.py": "the page in a browser",
     "web/test_page.py": "the page in a browser",

@@ -15,7 +15,8 @@ from vitrail.capture.attention_products import attention_bytes
 from vitrail.capture.explicit_attention import attention_weights, causal_mask, unpack
 from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair, merge_heads, split_heads
 from vitrail.capture.trace import Block
-from vitrail.lrp.handlers import depends, multiply, plain
+from vitrail.lrp.operands import depends, plain
+from vitrail.lrp.products import multiply
 from vitrail.lrp.relevance_state import RelevanceState
 
 #: Bytes of the matrices of an attention call from which on the fused function is kept, in single precision.

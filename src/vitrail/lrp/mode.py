@@ -20,7 +20,8 @@ from vitrail.capture.attention import ATTRIBUTES
 from vitrail.capture.program import Program
 from vitrail.capture.recogniser import DIV, MAY_START
 from vitrail.lrp.attention_operations import ATTENTION, STEPWISE, written_softmax
-from vitrail.lrp.handlers import IN_PLACE, depends, handlers_of
+from vitrail.lrp.handlers import IN_PLACE, handlers_of
+from vitrail.lrp.operands import depends
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rule_sets import RuleSet
