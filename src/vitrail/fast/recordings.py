@@ -29,10 +29,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vitrail.fast.module_walk import has_hooks, weights_of
+from vitrail.fast.outside_tensors import OutsideTensors
 from vitrail.fast.switches import fast_paths_disabled, recomputing
 from vitrail.fast.unchanged import State, state_of
 
@@ -352,46 +352,12 @@ def _keeping(compute: Compute[Extra], held: Sequence[Tensor]) -> Compute[Extra]:
 
     def run_keeping(given: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         keep(*(t.detach() for t in held))
-        with _OutsideTensors() as outside:
+        with OutsideTensors() as outside:
             result = compute(given)
         keep(*outside.tensors)
         return result
 
     return run_keeping
-
-
-class _OutsideTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects tensors that operations read and no operation of the block made."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tensors: list[Tensor] = []
-        self._made: set[int] = set()
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - modes of the pass saw the call already
-            self._note_read(tree_leaves((args, kwargs or {})))
-            result = func(*args, **(kwargs or {}))
-            self._made |= {_address(t) for t in tree_leaves(result) if _on_gpu(t)} - self._seen
-        return result
-
-    def _note_read(self, values: Sequence[Any]) -> None:
-        for tensor in filter(_on_gpu, values):
-            address = _address(tensor)
-            if address not in self._made and address not in self._seen:
-                self._seen.add(address)
-                self.tensors.append(tensor.detach())
-
-
-def _on_gpu(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_cuda
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _bound(passes: _Passes, newest: Hashable, device: torch.device) -> None:
