@@ -23,7 +23,7 @@ from study import options, read_json, save_json
 
 def about_run(manifest: dict[str, Any]) -> dict[str, Any]:
     """What decides the numbers of a run."""
-    known = {"device": manifest.get("accelerator", manifest.get("device")), "versions": manifest.get("versions")}
+    known = {"device": manifest.get("accelerator") or manifest.get("device"), "versions": manifest.get("versions")}
     return {**{name: value for name, value in known.items() if value}, "run": manifest["key"]}
 
 
