@@ -152,6 +152,15 @@ def test_products_are_in_half_precision_and_the_stream_in_single(monkeypatch):
     assert made_pass.scores.dtype == torch.float32
 
 
+def check_same_as_plain(monkeypatch, model, images, method):
+    """The two paths may call other kernels, whose sums some processors round differently: 10⁻⁷, half precision 10⁻³."""
+    found = vitrail.explain(model, images, method, target=1).grid
+    with monkeypatch.context() as plain:
+        plain.setenv("VITRAIL_PLAIN", "1")
+        expected = vitrail.explain(model, images, method, target=1).grid
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("method", "dtype"), [("transformer_attribution", torch.bfloat16), ("attnlrp:plain", torch.bfloat16),
                           ("attnlrp", torch.float16), ("attnlrp", torch.float32), ("vtranm", torch.float32)]
@@ -160,9 +169,7 @@ def test_everything_else_is_computed_as_before(monkeypatch, method, dtype):
     """Unsafe rules, float16 and models in single precision: the same numbers as on the plain path."""
     torch.manual_seed(1)
     model, images = PlainViT().eval().to(dtype), torch.randn(2, 3, 32, 32).to(dtype)
-    found = vitrail.explain(model, images, method, target=1).grid
-    monkeypatch.setenv("VITRAIL_PLAIN", "1")
-    assert torch.equal(found, vitrail.explain(model, images, method, target=1).grid)
+    check_same_as_plain(monkeypatch, model, images, method)
 
 
 class Fourier(PlainViT):
@@ -185,10 +192,8 @@ def test_a_model_that_takes_one_precision_only_is_run_in_single(monkeypatch, cap
     torch.manual_seed(1)
     model, images = Fourier().eval().bfloat16(), torch.randn(2, 3, 32, 32).bfloat16()
     with caplog.at_level("DEBUG", "vitrail.lrp.propagate"):
-        found = vitrail.explain(model, images, "attnlrp", target=1).grid
+        check_same_as_plain(monkeypatch, model, images, "attnlrp")
     assert "in single precision" in caplog.text
-    monkeypatch.setenv("VITRAIL_PLAIN", "1")
-    assert torch.equal(found, vitrail.explain(model, images, "attnlrp", target=1).grid)
 
 
 def test_relevance_of_attention_is_refused_with_a_way_out(monkeypatch):
