@@ -41,7 +41,7 @@ def test_a_cancelled_job_is_requested_again(visit):  # noqa: F811
 
     page.route("**/events", cancel_first)
     assert methods_of(page) == {"attcat", "transformer_mm"}
-    assert len(requests) == len(events) == 2
+    assert len(requests) == 2 <= len(events)  # a check of the maps may have begun
 
 
 def test_a_refused_download_is_said(visit):  # noqa: F811
