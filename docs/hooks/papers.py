@@ -106,7 +106,7 @@ def load(root: Path) -> Values:
             values[key] = Value(100 * row[score], half, ablations["manifest"]["images"])
     tests = root / "studies" / "results" / "paper-tables.json"
     measured = json.loads(tests.read_text(encoding="utf-8"))["rows"] if tests.exists() else {}
-    for plan, row in ((plan, row) for plan in TABLE_PLANS for row in measured.get(plan, ())):
+    for plan, row in ((name, row) for name in TABLE_PLANS for row in measured.get(name, ())):
         protocol = f"{plan} plan" if plan == ABLATION_PLAN else row["protocol"]
         key = OurScore(row["dataset"], protocol, row["target"], row["score"]), row["method"]
         values[key] = Value(row["value"], (row["high"] - row["low"]) / 2, row["images"])
