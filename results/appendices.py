@@ -83,7 +83,7 @@ def image_values(name: str) -> pl.DataFrame:
 
 @cache
 def different(name: str, score: Score, methods: tuple[str, ...]) -> frozenset[str]:
-    """Methods that differ significantly from the reference (paired bootstrap, Holm over these methods)."""
+    """Methods that differ significantly from the reference (paired permutation test, Holm over these methods)."""
     table = image_values(name).filter(dataset=score.dataset, protocol=score.protocol, target=score.target)
     metric = metric_info(score.protocol, score.target, score.score)
     by_method = method_scores(table, score.protocol)

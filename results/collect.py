@@ -45,7 +45,8 @@ MAY_DIFFER = {"name", "methods", "protocols", "targets", "batch", "chunk", "thre
 #: Columns of the CSV.
 CSV_COLUMNS = (
     "dataset", "protocol", "target", "score", "better", "unit", "method", "control", "images", "value", "low", "high",
-    "to_best", "p_to_best", "to_control", "p_to_control", "to_predicted", "p_to_predicted", "run",
+    "to_best", "p_to_best", "to_best_low", "to_best_high", "to_control", "p_to_control", "to_predicted",
+    "p_to_predicted", "run",
 )  # fmt: skip
 
 
@@ -152,11 +153,13 @@ def _label_minus_predicted(
 
 def _cells(metric: MetricInfo, ranked: RankedMethod) -> dict[str, Any]:
     value, low, high = (_format(metric, number) for number in ranked.value)
+    gap = ranked.to_best and ranked.to_best.difference
     return {
         "score": metric.score, "better": metric.direction, "unit": "percent" if metric.percent else "",
         "method": ranked.method, "control": ranked.control, "images": ranked.images, "value": value, "low": low,
-        "high": high, "to_best": _format(metric, ranked.to_best and ranked.to_best.difference.value),
+        "high": high, "to_best": _format(metric, gap and gap.value),
         "p_to_best": f"{ranked.to_best.p_holm:.4f}" if ranked.to_best else "",
+        "to_best_low": _format(metric, gap and gap.low), "to_best_high": _format(metric, gap and gap.high),
         "to_control": _format(metric, ranked.to_control and ranked.to_control.difference.value),
         "p_to_control": f"{ranked.to_control.p_holm:.4f}" if ranked.to_control else "",
     }  # fmt: skip

@@ -20,7 +20,10 @@ HERE = Path(__file__).resolve().parent
 NAME = "imagenet1000"
 PAGE = HERE.parent / "docs" / "results.md"
 FIGURE = "images/results.png"
-NUMBERS = ("value", "low", "high", "p_to_best", "to_control", "p_to_control", "to_predicted", "p_to_predicted")
+NUMBERS = (
+    "value", "low", "high", "to_best", "p_to_best", "to_best_low", "to_best_high", "to_control", "p_to_control",
+    "to_predicted", "p_to_predicted",
+)  # fmt: skip
 ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 
 
@@ -68,7 +71,10 @@ class ScoreCell:
     low: float
     high: float
     unit: str
+    to_best: float
     p_to_best: float
+    to_best_low: float
+    to_best_high: float
     to_control: float
     p_to_control: float
     to_predicted: float
@@ -172,14 +178,21 @@ def leaders(table: ResultsTable) -> str:
         cells = table.column(column)
         ranked = [cell for cell in cells.values() if not cell.control]
         control = next(cell for cell in cells.values() if cell.control)
-        tied = [f"`{cell.method}`" for cell in ranked[1:] if cell.tied]
+        tied = [f"`{cell.method}` {_gap(cell)}" for cell in ranked[1:] if cell.tied]
         beating = sum(cell.beats_controls for cell in ranked)
         rows.append([
             table.heading(column), f"`{ranked[0].method}` {ranked[0].text(ranked[0].value)}", ", ".join(tied) or "–",
             f"{control.method} {control.text(control.value)}", f"{beating} of {len(ranked)}",
         ])  # fmt: skip
-    head = ["score", "best", "not significantly different", "strongest control", "significantly better than it"]
+    head = ["score", "best", "not significantly different, and by how much", "strongest control",
+            "significantly better than it"]  # fmt: skip
     return _markdown(head, rows).replace("|---:|---:|---:|---:|", "|---|---|---|---:|")
+
+
+def _gap(cell: ScoreCell) -> str:
+    """Difference to the best method with its interval."""
+    low, high = cell.text(cell.to_best_low), cell.text(cell.to_best_high)
+    return f"{cell.text(cell.to_best)} [{low}, {high}]"
 
 
 def correlation(table: ResultsTable) -> str:

@@ -2,8 +2,10 @@
 
     python studies/compare.py --assets DIR --device cuda --out studies/results/compare.json
 
-The images are pets that neither the check nor `leadlight` was chosen on, squashed to the model's input as their masks
-are. The boundary of a mask counts as background. Results are written after each model, and those of other models stay.
+The images are pets that neither the check nor the form of `leadlight` was chosen on, but a rule on the half that they
+belong to decided that this form is the default, and an earlier form was developed with them. They are squashed to the
+model's input as their masks are. The boundary of a mask counts as background. Results are written after each model, and
+those of other models stay.
 Methods that the file has and the run does not measure (``--methods``) stay and are ranked together with the new ones.
 
 Faithfulness, class similarity and localisation of each image and method are kept beside the results

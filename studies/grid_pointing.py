@@ -21,7 +21,7 @@ one, and forms that compare what speaks for the class with what speaks against i
 same backward pass; with vtranm, transformer_mm or both as source; with equal weights or weights by the probability;
 before or after the spreading; with exponents 1 to 3. Chosen: what speaks for and against the class, weighted by its
 probability, before the spreading, exponent 1, vtranm as source, the averages shifted to a minimum of zero. It is
-``leadlight``; the former default is ``leadlight:object``.
+``leadlight:single`` now; the default before it is ``leadlight:object``.
 
 The rule, fixed before the second halves were measured (``--half 1``): the form stays the default if on every model
 (1) its cell_share is at least that of transformer_mm, of raw relevance and of maps, (2) its mIoU is at most 2.5 points

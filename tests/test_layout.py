@@ -42,7 +42,7 @@ REPEATED_FILES = {
 #: Folders of tests that belong to no package.
 OTHER_TESTS = {
     "battery": "one set of checks over many models or methods",
-    "replicas": "slow implementations of the methods, written from the papers",
+    "replicas": "slow implementations of the methods, written from their formulas",
     "repository": "checks of committed text, results and scripts",
     "zoo": "models with the expected result of each",
 }

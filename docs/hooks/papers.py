@@ -36,6 +36,10 @@ MOVIES = ("movies", "movies-base")
 ABLATIONS = "studies/results/ablations-pets.json"
 #: Plans in paper-tables.json that stand beside published tables; others have several models or settings.
 TABLE_PLANS = ("cifar10", "cifar10-distilled", "vtranm", "vitcx")
+#: The plan whose method is in the large benchmark too, measured in another run: its rows stand in a table of their own.
+ABLATION_PLAN = "vtranm"
+#: Where the values of a table can come from; the first is the large benchmark.
+SOURCES = ("", "ablations", f"{ABLATION_PLAN} plan")
 #: By data set of a paper, the one we have instead.
 DATA = {"imagenet": "imagenet", "imagenet-segmentation": "pets", "cifar10": "cifar10"}
 #: By protocol of a paper, the one in the results that is computed in the same way.
@@ -102,8 +106,9 @@ def load(root: Path) -> Values:
             values[key] = Value(100 * row[score], half, ablations["manifest"]["images"])
     tests = root / "studies" / "results" / "paper-tables.json"
     measured = json.loads(tests.read_text(encoding="utf-8"))["rows"] if tests.exists() else {}
-    for row in (row for plan in TABLE_PLANS for row in measured.get(plan, ())):
-        key = OurScore(row["dataset"], row["protocol"], row["target"], row["score"]), row["method"]
+    for plan, row in ((name, row) for name in TABLE_PLANS for row in measured.get(name, ())):
+        protocol = f"{plan} plan" if plan == ABLATION_PLAN else row["protocol"]
+        key = OurScore(row["dataset"], protocol, row["target"], row["score"]), row["method"]
         values[key] = Value(row["value"], (row["high"] - row["low"]) / 2, row["images"])
     return values
 
@@ -118,7 +123,7 @@ def find_value(
         specs: Our methods for the paper's method, the best match first.
         data: The paper's data set, by our name.
         metric: The paper's metric.
-        source: "ablations" for the file of ablations, "" for the large benchmark.
+        source: "ablations" for the file of ablations, "vtranm plan" for that plan, "" for the large benchmark.
         model: Embedded model whose results are asked for, under the name of the data set.
     """
     if metric.reason or data not in DATA:
@@ -147,7 +152,7 @@ def table(paper: PaperTable, values: Values, model: str = "") -> str:
             found = ((n, find_value(values, specs, name, metric, origin, model)) for n, specs, metric in rows)
             return {(n.method, n.metric): value for n, value in found if value is not None}
 
-        ours = max((measured(""), measured("ablations")), key=len)
+        ours = max(map(measured, SOURCES), key=len)
         metrics = [m for m in dict.fromkeys(n.metric for n in numbers) if any(key[1] == m for key in ours)]
         methods = [m for m in dict.fromkeys(n.method for n in numbers) if any(key[0] == m for key in ours)]
         if len(methods) > 1:

@@ -89,6 +89,13 @@ def both_srg() -> set[str]:
     return better_than_controls(column("srg(black)")) & better_than_controls(column("srg(tokens)"))
 
 
+def whole_image_boxes() -> tuple[int, int]:
+    """Rows of localisation at the lowest accuracy, that of the whole image, and all rows, without controls."""
+    own = [row for row in rows("results/wsol.csv") if (row["score"], row["control"]) == ("max_box_acc", "False")]
+    lowest = min(float(row["value"]) for row in own)
+    return sum(float(row["value"]) == lowest for row in own), len(own)
+
+
 def positive_between(low: float, high: float) -> int:
     """Number of rows whose positive test rounds to a value in a range."""
     areas = (float(row["value"]) for row in column("positive(black)", protocol="chefer21").values())
@@ -164,7 +171,7 @@ THOUSAND, PAGE = "results/imagenet1000.csv", "docs/results.md"
 MODELS, THREE = "docs/three-models.md", "results/three_models"
 MOVIES = "studies/results/movies"
 CLAIMS = (
-    Claim("README.md", "{} methods by eleven scores", lambda: (len(measured_methods(THOUSAND)),)),
+    Claim("README.md", "{} methods by twelve scores", lambda: (len(measured_methods(THOUSAND)),)),
     Claim("README.md", "[{} tutorials]", lambda: (tutorials().capitalize(),)),
     Claim("docs/tutorials/index.md", "{} short notebooks", lambda: (tutorials().capitalize(),)),
     Claim("docs/index.md", "{} methods on ImageNet and Pets", lambda: (len(measured_methods(THOUSAND)),)),
@@ -188,6 +195,7 @@ CLAIMS = (
     Claim(MODELS, "in {} of 36 columns, scheme 3 (`gradtoken:3`) in {}",
           lambda: (better_columns("gradtoken"), better_columns("gradtoken:3"))),
     Claim("docs/compare.md", "{} of {} methods on each model", compared),
+    Claim("docs/scores/wsol.md", "{} of {} rows have the 41.4 % of the box of the whole image", whole_image_boxes),
     Claim("docs/text.md", "GradToken is fourth of {} (0.174", lambda: (place(f"{MOVIES}.json", "gradtoken")[1],)),
     Claim("docs/text.md", "the first of {} methods", lambda: (place(f"{MOVIES}-present.json", "grad_eclip")[1],)),
     Claim("docs/text.md", "GradToken is {}th of {} (0.110)", lambda: place(f"{MOVIES}-base.json", "gradtoken")),

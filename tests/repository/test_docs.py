@@ -142,3 +142,5 @@ def test_costs_of_method_pages_agree_with_the_measurements():
     for name, ratio in ratios:
         text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
         assert f"Cost: {ratio:.2f} × a bare forward" in text, name
+        if name in speed and name in relevance:
+            assert f", {speed[name]['over_forward_backward']:.2f} × in another run" in text, name

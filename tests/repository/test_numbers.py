@@ -134,6 +134,6 @@ def test_a_planted_number_is_found(tmp_path, monkeypatch):
 
 
 def test_a_wrong_count_is_found(monkeypatch):
-    claim = Claim("README.md", "{} methods by eleven scores", lambda: (31,))
+    claim = Claim("README.md", "{} methods by twelve scores", lambda: (31,))
     with pytest.raises(AssertionError, match="must say: 31 methods"):
         test_counted_claims_hold(claim)

@@ -104,7 +104,8 @@ def explain(
             position, or the dict or dataclass that it takes as its only argument; with a tokenizer, a text or several.
             For language models also a chat, as a list of messages, and a dict with ``input_ids``.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
-            `vitrail.compare` recommended for this model. By default `leadlight`, and `attnlrp` for language models.
+            `vitrail.compare` recommended for this model. By default `leadlight`, and `attnlrp:released` for
+            language models.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
