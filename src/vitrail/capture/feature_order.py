@@ -92,16 +92,17 @@ def _measure(
         cells = _spread(grid, SIDE if structure.layers else CORNERS)
         energy = [_energy(features[:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
     found = torch.stack([e.flatten() for e in energy])
-    own = torch.tensor([r * grid[1] + c for r, c in cells], device=found.device)
-    right = found[:, own].argmax(1) == torch.arange(len(cells), device=found.device)
+    index = torch.arange(len(cells), device=found.device)
+    own = found[:, [r * grid[1] + c for r, c in cells]]
     if structure.layers:
         clear = found.amax(1) > PEAK * found.mean(1)
-        return int((right & clear).sum()), int(clear.sum())
-    # Features may see the whole image, its centre most; what counts is where one differs from the others.
-    share = found[:, own] / found.sum(1, keepdim=True)
-    clear = (share / share.mean(0)).amax(1) > CORNER_PEAK
-    count = int(clear.sum())
-    return int((right & clear).sum()), count if 2 * count > len(cells) else None  # one may be clear by chance
+        return int((clear & (own.argmax(1) == index)).sum()), int(clear.sum())
+    # Features may see the whole image, one part of it most; what counts is where one differs from the others.
+    share = (own / found.sum(1, keepdim=True)).nan_to_num()
+    relative = (share / share.mean(0)).nan_to_num()
+    clear = relative.amax(1) > CORNER_PEAK
+    count, right = int(clear.sum()), int((clear & (relative.argmax(1) == index)).sum())
+    return right, count if 2 * count > len(cells) else None  # one may be clear by chance
 
 
 def _features(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, count: int) -> Tensor | None:
