@@ -269,3 +269,16 @@ def test_features_that_all_see_one_corner_most_are_in_their_place() -> None:
     for order in ("rows", "columns", "turned"):
         with pytest.raises(NotApplicableError, match="not in the order of the image"):
             vitrail.explain(Convolutions(order, corner=4.0).eval(), IMAGES, "gradcam_features", target=1)
+
+
+@pytest.mark.parametrize("order", ["", *ORDERS])
+def test_tokens_that_all_see_one_pixel_most_are_in_their_place(order: str) -> None:
+    class Loud(Pyramid):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images + 3 * images[:, :, :1, :1])
+
+    if not order:
+        vitrail.explain(Loud().eval(), IMAGES, "scorecam", target=1)
+        return
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(Loud(ORDERS[order]).eval(), IMAGES, "scorecam", target=1)

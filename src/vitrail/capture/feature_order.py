@@ -92,17 +92,14 @@ def _measure(
         cells = _spread(grid, SIDE if structure.layers else CORNERS)
         energy = [_energy(features[:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
     found = torch.stack([e.flatten() for e in energy])
-    index = torch.arange(len(cells), device=found.device)
-    own = found[:, [r * grid[1] + c for r, c in cells]]
-    if structure.layers:
-        clear = found.amax(1) > PEAK * found.mean(1)
-        return int((clear & (own.argmax(1) == index)).sum()), int(clear.sum())
     # Features may see the whole image, one part of it most; what counts is where one differs from the others.
-    share = (own / found.sum(1, keepdim=True)).nan_to_num()
-    relative = (share / share.mean(0)).nan_to_num()
-    clear = relative.amax(1) > CORNER_PEAK
-    count, right = int(clear.sum()), int((clear & (relative.argmax(1) == index)).sum())
-    return right, count if 2 * count > len(cells) else None  # one may be clear by chance
+    share = found[:, [r * grid[1] + c for r, c in cells]] / found.sum(1, keepdim=True)
+    relative = (share.nan_to_num() / share.nan_to_num().mean(0)).nan_to_num()
+    clear = found.amax(1) > PEAK * found.mean(1) if structure.layers else relative.amax(1) > CORNER_PEAK
+    own = relative.argmax(1) == torch.arange(len(cells), device=found.device)
+    count = int(clear.sum())
+    by_chance = not structure.layers and 2 * count <= len(cells)
+    return int((clear & own).sum()), None if by_chance else count
 
 
 def _features(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, count: int) -> Tensor | None:
