@@ -13,7 +13,7 @@ import vitrail
 from tests.capture.own_vit import OwnViT
 from vitrail.capture import structure as structures
 from vitrail.capture.inputs import ModelInputs
-from vitrail.errors import GuessWarning, NotApplicableError
+from vitrail.errors import GuessWarning, MapWarning, NotApplicableError
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -215,17 +215,18 @@ def test_an_order_that_changes_after_a_call_is_seen(method: str) -> None:
 
 
 class Convolutions(nn.Module):
-    """No attention; 64 positions, then 16, which may be kept in another order or see the whole image alike."""
+    """No attention; 64 positions, then 16, in another order or not, which may see the whole image or a corner of it."""
 
-    def __init__(self, order: str = "", wide: float = 0.0) -> None:
+    def __init__(self, order: str = "", wide: float = 0.0, corner: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.stem, self.merge = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 2, 2)
         self.last, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
-        self.order, self.wide = order, wide
+        self.order, self.wide, self.corner = order, wide, corner
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)
+        x = x + self.corner * x[:, :, :2, :2].mean((2, 3), keepdim=True)
         x = {"": x, "rows": x.flip(2), "columns": x.flip(3), "turned": x.transpose(2, 3)}[self.order]
         x = self.merge(x.relu()).relu()
         x = (1 - self.wide) * x + self.wide * x.mean((2, 3), keepdim=True)
@@ -258,3 +259,26 @@ def test_convolutions_that_turn_the_image_are_refused(method: str, order: str) -
 def test_features_that_all_see_the_same_are_warned_of() -> None:
     with pytest.warns(GuessWarning, match="could not be measured"):
         vitrail.explain(Convolutions(wide=1.0).eval(), IMAGES, "gradcam_features", target=1)
+
+
+def test_features_that_all_see_one_corner_most_are_in_their_place() -> None:
+    """What counts is which feature sees a corner more than the others do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)  # an untrained class may have no relevance
+        vitrail.explain(Convolutions(corner=4.0).eval(), IMAGES, "gradcam_features", target=1)
+    for order in ("rows", "columns", "turned"):
+        with pytest.raises(NotApplicableError, match="not in the order of the image"):
+            vitrail.explain(Convolutions(order, corner=4.0).eval(), IMAGES, "gradcam_features", target=1)
+
+
+@pytest.mark.parametrize("order", ["", *ORDERS])
+def test_tokens_that_all_see_one_pixel_most_are_in_their_place(order: str) -> None:
+    class Loud(Pyramid):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images + 3 * images[:, :, :1, :1])
+
+    if not order:
+        vitrail.explain(Loud().eval(), IMAGES, "scorecam", target=1)
+        return
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(Loud(ORDERS[order]).eval(), IMAGES, "scorecam", target=1)

@@ -51,7 +51,8 @@ def swin(request):
 
 def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
     model_inputs = ModelInputs((torch.randn(1, 3, 56, 56, dtype=torch.float64),))
-    places = find_positions(swin, model_inputs, read_structure(swin, model_inputs))
+    positions = find_positions(swin, model_inputs, read_structure(swin, model_inputs))
+    places = positions.indices
 
     def cut(shift):
         grid = torch.arange(14 * 14).view(14, 14).roll((-shift, -shift), (0, 1))
@@ -60,6 +61,7 @@ def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
     assert torch.equal(places[0], cut(0))
     assert torch.equal(places[1], cut(WINDOW // 2))
     assert places[2].shape == (1, 49)
+    assert positions.grids[:4] == ((14, 14), (14, 14), (7, 7), (7, 7))
 
 
 def test_stitched_rows_sum_to_one_and_read_everything(swin):
@@ -114,3 +116,72 @@ def test_a_model_that_refuses_noise_is_measured_on_shuffled_pixels():
     assert torch.allclose(*maps)
     with pytest.raises(ModelError, match="pixels must be between 0 and 1"):
         vitrail.explain(Checked(inner), image - 2, "transformer_mm", target=1, stitch=True)
+
+
+def test_an_image_with_few_distinct_patches_is_no_source_of_positions():
+    """Rows that are alike do not show which of them a window holds."""
+
+    class Checked(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            if x.min() < 0 or x.max() > 1:
+                raise ValueError("pixels must be between 0 and 1")
+            return self.inner(x)
+
+    torch.manual_seed(2)
+    image = (torch.rand(1, 3, 56, 56) > 0.97).double()
+    with pytest.raises(NotApplicableError, match="where their patches come from does not show"):
+        vitrail.explain(Checked(timm_swin().double().eval()), image, "rollout", target=1, stitch=True)
+
+
+def reorder(model, module, order):
+    """Put what a module returns into another order, by a matrix that a call does not show; returns the matrix."""
+    matrix, forward = torch.eye(len(order), dtype=torch.float64)[order], module.forward
+    module.forward = lambda x: (matrix @ forward(x).flatten(1, 2)).view(1, 14, 14, -1)
+    return matrix
+
+
+MIRRORED = torch.arange(14 * 14).view(14, 14).flip(1).flatten()
+
+
+@pytest.mark.parametrize("method", ["rollout", "transformer_mm"])
+def test_windows_of_patches_in_another_order_are_refused(method):
+    torch.manual_seed(2)
+    model, image = timm_swin().double().eval(), torch.rand(1, 3, 56, 56, dtype=torch.float64)
+    matrix = reorder(model, model.patch_embed, torch.arange(14 * 14))
+    vitrail.explain(model, image, method, target=1, stitch=True)
+    matrix.copy_(matrix[MIRRORED])
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(model, image, method, target=1, stitch=True)
+
+
+def test_windows_that_change_after_a_call_are_measured_again():
+    image, maps = torch.rand(1, 3, 56, 56, dtype=torch.float64), []
+    for first in (torch.arange(14 * 14), MIRRORED):
+        torch.manual_seed(2)
+        model = timm_swin().double().eval()
+        matrix = reorder(model, model.layers[0].blocks[0].norm1, first)
+        vitrail.explain(model, image, "rollout", target=1, stitch=True)
+        matrix.copy_(torch.eye(14 * 14)[MIRRORED])
+        maps.append(vitrail.explain(model, image, "rollout", target=1, stitch=True).grid)
+    assert torch.equal(*maps)
+
+
+@pytest.mark.parametrize("size", [(32, 72), (64, 80)])  # of 8 × 18 patches, as many as 12 × 12, and of 16 × 20
+def test_windows_of_an_image_that_is_no_square(size):
+    import timm
+
+    torch.manual_seed(2)
+    model = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=size, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 3),
+        num_classes=4,
+    ).double().eval()  # fmt: skip
+    image, grid = torch.rand(1, 3, *size, dtype=torch.float64), (size[0] // 4, size[1] // 4)
+    found = vitrail.explain(model, image, "rollout", target=1, stitch=True)
+    assert found.grid.shape == (1, 1, *grid)
+    model_inputs = ModelInputs((image,))
+    positions = find_positions(model, model_inputs, read_structure(model, model_inputs))
+    assert positions.grids == (grid, grid, *[(grid[0] // 2, grid[1] // 2)] * 2)

@@ -92,16 +92,14 @@ def _measure(
         cells = _spread(grid, SIDE if structure.layers else CORNERS)
         energy = [_energy(features[:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
     found = torch.stack([e.flatten() for e in energy])
-    own = torch.tensor([r * grid[1] + c for r, c in cells], device=found.device)
-    right = found[:, own].argmax(1) == torch.arange(len(cells), device=found.device)
-    if structure.layers:
-        clear = found.amax(1) > PEAK * found.mean(1)
-        return int((right & clear).sum()), int(clear.sum())
-    # Features may see the whole image, its centre most; what counts is where one differs from the others.
-    share = found[:, own] / found.sum(1, keepdim=True)
-    clear = (share / share.mean(0)).amax(1) > CORNER_PEAK
+    # Features may see the whole image, one part of it most; what counts is where one differs from the others.
+    share = found[:, [r * grid[1] + c for r, c in cells]] / found.sum(1, keepdim=True)
+    relative = (share.nan_to_num() / share.nan_to_num().mean(0)).nan_to_num()
+    clear = found.amax(1) > PEAK * found.mean(1) if structure.layers else relative.amax(1) > CORNER_PEAK
+    own = relative.argmax(1) == torch.arange(len(cells), device=found.device)
     count = int(clear.sum())
-    return int((right & clear).sum()), count if 2 * count > len(cells) else None  # one may be clear by chance
+    by_chance = not structure.layers and 2 * count <= len(cells)
+    return int((clear & own).sum()), None if by_chance else count
 
 
 def _features(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, count: int) -> Tensor | None:

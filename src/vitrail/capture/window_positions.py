@@ -2,52 +2,97 @@
 
 No library says which patch stands where in which window. It shows in what is computed: the rows that the value
 projection reads are rows of the block's feature map, rolled, cut and maybe padded. One pass over noise, whose rows all
-differ, shows where each came from.
+differ, shows where each came from. That the feature map lies row by row on the image is checked on the gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import isqrt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isqrt, prod
 
 import torch
 from torch import Tensor, nn
 
 from vitrail import fast
+from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.layout import Layout
+from vitrail.capture.layout import Layout, grid_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.random_input import on_random_input
 from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
+from vitrail.fast.unchanged import state_of
 
-WindowPositions = tuple[Tensor, ...]
+
+@dataclass(frozen=True)
+class WindowPositions:
+    """Where the rows of each block's windows stand in its feature map.
+
+    Attributes:
+        indices: For each block, indices into the patches of its grid, shape (windows, rows); −1 where a window is
+            padded.
+        grids: Rows and columns of each block's grid.
+    """
+
+    indices: tuple[Tensor, ...]
+    grids: tuple[tuple[int, int], ...]
 
 
 def find_positions(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> WindowPositions:
     """Where the rows of each block's windows stand in its feature map.
 
-    They are kept for as long as the structure holds, which each pass confirms.
+    They are kept for a call, or while the model is unchanged: passes do not show where rows of windows came from.
 
-    Returns:
-        For each block, indices into the patches of its grid, shape (windows, rows); −1 where a window is padded.
+    Raises:
+        NotApplicableError: It does not show, or the patches of a stage do not lie row by row on the image.
     """
-    known: tuple[ModelStructure, WindowPositions] | None = fast.recall(model, "window positions", model_inputs.shape)
-    if known is None or known[0] is not structure:
-        one = model_inputs.select(slice(0, 1))
-        first = one.image
-        assert first is not None
-
-        def run(noise: Tensor) -> WindowPositions:
-            needs = [{"Y": ALL, "stream": ALL, "value_path": ALL}]
-            with forward_pass(model, one.swap(first, noise), structure, needs) as seen:
-                return tuple(_places(block, structure) for block in seen.trace().blocks)
-
-        places = on_random_input(run, first, seed=0)
-        known = fast.remember(model, "window positions", (structure, places), model_inputs.shape)
+    state = state_of(model)
+    known: tuple[ModelStructure, object, WindowPositions] | None
+    known = fast.recall(model, "window positions", model_inputs.shape)
+    if known is None or known[0] is not structure or state is None or known[1] is not state:
+        positions = _measure(model, model_inputs.select(slice(0, 1)), structure)
+        known = fast.remember(model, "window positions", (structure, state, positions), model_inputs.shape)
     assert known is not None
-    return known[1]
+    positions = known[2]
+    for grid in dict.fromkeys(positions.grids):
+        check_feature_order(model, model_inputs, structure, 0, grid)
+    return positions
+
+
+def _measure(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> WindowPositions:
+    image = model_inputs.image
+    assert image is not None
+
+    def run(noise: Tensor) -> tuple[Tensor, ...]:
+        needs = [{"Y": ALL, "stream": ALL, "value_path": ALL}]
+        with forward_pass(model, model_inputs.swap(image, noise), structure, needs) as seen:
+            return tuple(_places(block, structure) for block in seen.trace().blocks)
+
+    places = on_random_input(run, image, seed=0)
+    return WindowPositions(places, _grids([int(place.max()) + 1 for place in places], (image.shape[2], image.shape[3])))
+
+
+def _grids(counts: Sequence[int], image: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Grids of blocks with these numbers of patches: the first tiles the image, each merges the former two by two.
+
+    Example:
+        >>> _grids([144, 144, 36], (32, 72))
+        ((8, 18), (8, 18), (4, 9))
+    """
+    side = isqrt(counts[0])
+    grid = grid_of(counts[0], image) or ((side, side) if side * side == counts[0] and image[0] == image[1] else None)
+    if grid is None:
+        raise NotApplicableError(f"{counts[0]} patches do not tile an image of {image[0]}×{image[1]} pixels")
+    grids = [grid]
+    for before, after in pairwise(counts):
+        rows, columns = grids[-1]
+        grids.append((rows, columns) if before == after else (-(-rows // 2), -(-columns // 2)))
+        if grids[-1][0] * grids[-1][1] != after:
+            raise NotApplicableError(f"patches that go from {before} to {after} are not merged two by two")
+    return tuple(grids)
 
 
 def _places(block: Block, structure: ModelStructure) -> Tensor:
@@ -56,7 +101,8 @@ def _places(block: Block, structure: ModelStructure) -> Tensor:
         for source in (block.Y if "Y" in block else None, block.X if "X" in block else None):
             if source is not None:
                 found = _match(windows.flatten(0, 1), source.flatten(0, -2))
-                if int((found >= 0).sum()) == source.shape[:-1].numel():
+                each = torch.bincount(found[found >= 0], minlength=source.shape[:-1].numel())
+                if bool((each == 1).all()):  # rows that are alike, as of shuffled pixels of few values, are no match
                     return found.view(windows.shape[:2])
     raise NotApplicableError(
         f"the windows of {structure.model} cannot be stitched: where their patches come from does not show"
@@ -73,7 +119,7 @@ def _match(rows: Tensor, source: Tensor) -> Tensor:
     return torch.where((have[order][near] - wanted).abs() < 1e-6, order[near], -1)
 
 
-def stitch(trace: Trace, places: WindowPositions) -> Trace:
+def stitch(trace: Trace, positions: WindowPositions) -> Trace:
     """A pass through a windowed model as one through a plain model whose patches shrink between stages.
 
     Returns:
@@ -81,20 +127,18 @@ def stitch(trace: Trace, places: WindowPositions) -> Trace:
         mean of the four it was made from. All patches of the last stage are read alike.
     """
     blocks: list[Block] = []
-    before: int | None = None
-    for block, place in zip(trace.blocks, places, strict=True):
-        count = int(place.max()) + 1
+    before = positions.grids[0]
+    for block, place, grid in zip(trace.blocks, positions.indices, positions.grids, strict=True):
         whole = Block()
         for name in ("A", "dA", "A_mean"):
             if name in vars(block):
-                setattr(whole, name, _whole(getattr(block, name), place, count, heads=name != "A_mean"))
-        if before is not None and count != before:
-            blocks.append(_merge(whole, before, count))
+                setattr(whole, name, _whole(getattr(block, name), place, prod(grid), heads=name != "A_mean"))
+        if grid != before:
+            blocks.append(_merge(whole, before, grid))
         blocks.append(whole)
-        before = count
-    assert before is not None
-    some = next(t for t in vars(blocks[-1]).values() if isinstance(t, Tensor))
-    return replace(trace, blocks=tuple(blocks), readout=some.new_full((before,), 1 / before), layout=Layout(0))
+        before = grid
+    some, count = next(t for t in vars(blocks[-1]).values() if isinstance(t, Tensor)), prod(before)
+    return replace(trace, blocks=tuple(blocks), readout=some.new_full((count,), 1 / count), layout=Layout(0))
 
 
 def _whole(windows: Tensor, place: Tensor, count: int, heads: bool) -> Tensor:
@@ -109,16 +153,13 @@ def _whole(windows: Tensor, place: Tensor, count: int, heads: bool) -> Tensor:
     return whole if heads else whole[:, 0]
 
 
-def _merge(like: Block, before: int, after: int) -> Block:
+def _merge(like: Block, fine: tuple[int, int], coarse: tuple[int, int]) -> Block:
     """The step between two stages: each patch is the mean of two by two."""
-    fine, coarse = isqrt(before), isqrt(after)
-    if fine * fine != before or coarse * coarse != after or -(-fine // 2) != coarse:
-        raise NotApplicableError(f"patches that go from {before} to {after} are not merged two by two")
     some = next(t for t in vars(like).values() if isinstance(t, Tensor))
-    y, x = torch.meshgrid(torch.arange(fine), torch.arange(fine), indexing="ij")
-    owner = ((y // 2) * coarse + x // 2).flatten().to(some.device)
-    matrix = some.new_zeros(after, before)
-    matrix[owner, torch.arange(before, device=some.device)] = 1
+    y, x = torch.meshgrid(torch.arange(fine[0]), torch.arange(fine[1]), indexing="ij")
+    owner = ((y // 2) * coarse[1] + x // 2).flatten().to(some.device)
+    matrix = some.new_zeros(prod(coarse), prod(fine))
+    matrix[owner, torch.arange(prod(fine), device=some.device)] = 1
     matrix = (matrix / matrix.sum(-1, keepdim=True)).expand(len(some), -1, -1)
     block = Block(pool=True)
     block.A_mean, block.A = matrix, matrix[:, None]
@@ -126,7 +167,6 @@ def _merge(like: Block, before: int, after: int) -> Block:
     return block
 
 
-def stitched_layout(places: WindowPositions) -> Layout:
+def stitched_layout(positions: WindowPositions) -> Layout:
     """Where the patches of the first stage stand."""
-    side = isqrt(int(places[0].max()) + 1)
-    return Layout(0, (side, side), "mean")
+    return Layout(0, positions.grids[0], "mean")
