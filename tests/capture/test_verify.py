@@ -17,6 +17,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, NotApplicableError, TargetError
+from vitrail.testing import tiny_vit
 
 SIZE = SIDE * PATCH
 IMAGES = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -331,3 +332,20 @@ def test_target_functions_do_not_measure_the_structure_again():
         vitrail.explain(model, IMAGES, "transformer_mm", target=lambda out: out[:, 1])
         vitrail.explain(model, IMAGES, "transformer_mm", target=vitrail.similarity(text))
     assert len(calls) == 5 + 6, "one structure in five passes, six passes"
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_an_attention_layer_without_influence_is_one_with_next_to_none(block):
+    """Zero weights after it, as in a pruned layer or a branch that starts at zero."""
+    torch.manual_seed(0)
+    methods = ["leadlight", "rollout", "transformer_mm", "vtranm", "attnlrp", "gradient_x_input"]
+    model, images = tiny_vit().double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    found = []
+    for factor in (1e-7, 0):
+        changed = copy.deepcopy(model)
+        for parameter in changed.blocks[block].proj.parameters():
+            parameter.data.mul_(factor)
+        found.append(vitrail.explain(changed, images, methods=methods, target=1))
+    for name in methods:
+        small, zero = (one[name].grid / found[0][name].grid.abs().max() for one in found)
+        assert torch.allclose(zero, small, rtol=0, atol=1e-5), name

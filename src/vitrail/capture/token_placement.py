@@ -165,7 +165,7 @@ def _readout(layout: Layout, calls: Sequence[Call], one: StructurePass, text: bo
     prefix, note = layout.prefix, None
     if layout.readout is None:
         readout = None
-        gradient = next((one.arrived[i] for i in reversed(one.arrived) if one.mode.calls[i] is last), None)
+        gradient = _gradient_at_last(calls, one)
         if gradient is not None:
             reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
             valid = one.model_inputs.valid
@@ -181,6 +181,21 @@ def _readout(layout: Layout, calls: Sequence[Call], one: StructurePass, text: bo
     if prefix is None:  # text: the token that is read is no word of the input
         layout = replace(layout, prefix=1 if layout.readout in ("cls", (0,)) else 0)
     return layout, note
+
+
+def _gradient_at_last(calls: Sequence[Call], one: StructurePass) -> Tensor | None:
+    """The gradient at the last attention, or at that before it where the weights after the last one are zero.
+
+    An attention layer whose result is multiplied by zero mixes no tokens, so the same tokens are read before it.
+    """
+    arrived = {id(one.mode.calls[i]): gradient for i, gradient in one.arrived.items()}
+    for call in reversed(calls):
+        gradient = arrived.get(id(call))
+        if gradient is None or call.shape != calls[-1].shape:
+            return None
+        if bool(gradient.any()):
+            return gradient
+    return None
 
 
 def _padded_mean(reach: Tensor, valid: Tensor | None) -> Tensor:

@@ -84,18 +84,16 @@ def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> lis
 
 
 def reaching(calls: Sequence[Call], scores: Tensor) -> tuple[list[int], dict[int, Tensor]]:
-    """The attention calls that the explained scores depend on, and the gradients at their outputs.
+    """The attention calls that the explained scores are computed from, and the gradients at their outputs.
 
-    All calls where no gradient arrives anywhere.
+    These may be zero, as where weights after an attention layer are zero. All calls where no gradient arrives anywhere.
     """
     nodes = [(i, c.Z) for i, c in enumerate(calls) if c.Z is not None and c.Z.requires_grad]
     if not nodes:
         return list(range(len(calls))), {}
     arrived = zip(nodes, gradients((scores * direction(scores)).sum(), [Z for _, Z in nodes]), strict=True)
     found = {i: g for (i, _), g in arrived if g is not None}
-    largest = torch.stack([g.abs().amax() for g in found.values()]).tolist() if found else []
-    live = [i for i, size in zip(found, largest, strict=True) if size > 0]
-    return live or [i for i, _ in nodes], {i: found[i] for i in live}
+    return list(found) or [i for i, _ in nodes], found
 
 
 def first_break(calls: Sequence[Call]) -> int | None:
