@@ -6,7 +6,8 @@ Both classes of each held-out scene are explained. Class-discrimination accuracy
 maps whose positive relevance per pixel is higher on the target object than on the other one; relevance mass ("mass") is
 the share of the positive relevance on the target object. Intervals are 95 % bootstrap intervals over scenes, computed
 from the values of each scene, which a file beside the results keeps (``pairs-scenes.parquet``). Rows of other methods
-that the results have already stay. A class-agnostic method has an accuracy of one half by construction.
+that the results have already stay; the manifest has the runs, each with its methods. A class-agnostic method has an
+accuracy of one half by construction.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from study import manifest, options, read_json, save_json
+from study import joined_runs, manifest, options, read_json, save_json
 from value_tables import Values, save_values, values_path
 
 import vitrail
@@ -90,7 +91,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="number of scenes")
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    kept = {result["model"]: result for result in read_json(args.out, {"results": []})["results"]}
+    before = read_json(args.out, {"manifest": {"runs": []}, "results": []})
+    kept = {result["model"]: result for result in before["results"]}
     for name in args.models:
         result, values = measure(name, args.count, args.methods, args.device, args.batch)
         print(f"{name}: both classes in the top two for {result['both_classes_in_top_two']:.1%}")
@@ -101,7 +103,9 @@ def main() -> None:
         if name in kept and kept[name]["scenes"] == args.count:
             result["methods"] = {**kept[name]["methods"], **result["methods"]}
         kept[name] = result
-        about = manifest(args.device, split="test, pairs", interval="95 % bootstrap over scenes")
+        stay = [run for run in before["manifest"]["runs"] if set(run["methods"]) & result["methods"].keys()]
+        runs = joined_runs(stay, manifest(args.device), args.methods)
+        about = {"split": "test, pairs", "interval": "95 % bootstrap over scenes", "runs": runs}
         if args.out is not None:  # after each model, for interrupted runs
             save_json(args.out, {"manifest": about, "results": list(kept.values())})
             save_values(values_path(args.out, name), values)

@@ -87,6 +87,25 @@ def manifest(device: str, **more: Any) -> dict[str, Any]:
     return {**more, "device": device_name(device), "versions": versions()}
 
 
+def joined_runs(before: Sequence[dict[str, Any]], run: dict[str, Any], methods: Sequence[str]) -> list[dict[str, Any]]:
+    """The runs that rows of a file are from, each with its methods, after a further run of some methods.
+
+    Args:
+        before: Runs of the rows so far.
+        run: What decides the numbers of the further run.
+        methods: Its methods, whose rows replace those of earlier runs.
+    """
+    measured = set(methods)
+    runs = []
+    for one in before:
+        kept = set(one["methods"]) - measured
+        if {**one, "methods": []} == {**run, "methods": []}:
+            measured |= kept
+        elif kept:
+            runs.append({**one, "methods": sorted(kept)})
+    return [*runs, {**run, "methods": sorted(measured)}]
+
+
 def read_json(path: Path | None, default: Any) -> Any:
     """Content of a file, or the default where there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else default

@@ -257,3 +257,14 @@ def test_agreement_with_sampled_shapley_values(study, tmp_path):
     shift(study, path, "kl 0.5", "surrogate")
     differ = [what for what, same in compared(study, "vit_shapley").items() if same is False]
     assert differ == ["vit_shapley-tiny divergence 0.5", "vit_shapley-tiny model methods leadlight"]
+
+
+def test_runs_of_a_file_name_the_methods_they_measured_last(study):
+    joined_runs = study("study").joined_runs
+    gpu, cpu = {"device": "H200"}, {"device": "cpu"}
+    runs = joined_runs([], gpu, ["rollout", "vtranm"])
+    runs = joined_runs(runs, cpu, ["vtranm"])
+    assert runs == [{**gpu, "methods": ["rollout"]}, {**cpu, "methods": ["vtranm"]}]
+    runs = joined_runs(runs, cpu, ["lrp"])
+    assert runs == [{**gpu, "methods": ["rollout"]}, {**cpu, "methods": ["lrp", "vtranm"]}]
+    assert joined_runs(runs, cpu, ["rollout"]) == [{**cpu, "methods": ["lrp", "rollout", "vtranm"]}]
