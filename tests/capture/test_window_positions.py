@@ -97,17 +97,20 @@ def test_the_doctor_finds_windows():
     assert not {"rollout", "gradtoken", "vtranm"} & works
 
 
+class Checked(torch.nn.Module):
+    """A model that checks the range of its pixels."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        if x.min() < 0 or x.max() > 1:
+            raise ValueError("pixels must be between 0 and 1")
+        return self.inner(x)
+
+
 def test_a_model_that_refuses_noise_is_measured_on_shuffled_pixels():
-    class Checked(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            if x.min() < 0 or x.max() > 1:
-                raise ValueError("pixels must be between 0 and 1")
-            return self.inner(x)
-
     torch.manual_seed(2)
     inner, image = timm_swin().double().eval(), torch.rand(1, 3, 56, 56, dtype=torch.float64)
     maps = [
@@ -120,17 +123,6 @@ def test_a_model_that_refuses_noise_is_measured_on_shuffled_pixels():
 
 def test_an_image_with_few_distinct_patches_is_no_source_of_positions():
     """Rows that are alike do not show which of them a window holds."""
-
-    class Checked(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            if x.min() < 0 or x.max() > 1:
-                raise ValueError("pixels must be between 0 and 1")
-            return self.inner(x)
-
     torch.manual_seed(2)
     image = (torch.rand(1, 3, 56, 56) > 0.97).double()
     with pytest.raises(NotApplicableError, match="where their patches come from does not show"):
