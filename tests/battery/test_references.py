@@ -20,7 +20,7 @@ from vitrail.targets import token
 pytest.importorskip("transformers")
 DATA = Path(__file__).parent / "data"
 #: Rotary angles are in single precision also in a model of double precision, and processors round them differently.
-TOLERANCE = 5e-6
+ROTARY_TOLERANCE = 5e-6
 STORED, INSEQ = (
     json.loads((DATA / f"{name}_references.json").read_text(encoding="utf-8"))["values"]
     for name in ("decoder", "inseq")
@@ -39,7 +39,8 @@ def test_relevance_is_that_of_the_reference(family, method):
     target = lambda output: contrast(output.logits)  # noqa: E731
     found = vitrail.explain(model, {"input_ids": ids}, method, target=target).grid[:, 0].double()
     expected = torch.tensor(stored[method.partition(":")[0]], dtype=torch.float64)
-    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    tolerance = 1e-6 if family == "GPT2" else ROTARY_TOLERANCE
+    assert float((found - expected).abs().max() / expected.abs().max()) < tolerance
 
 
 @pytest.mark.parametrize("family", inseq_references.FAMILIES)

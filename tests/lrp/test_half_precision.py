@@ -153,7 +153,7 @@ def test_products_are_in_half_precision_and_the_stream_in_single(monkeypatch):
 
 
 def check_same_as_plain(monkeypatch, model, images, method):
-    """The two paths may call other kernels, whose sums some processors round differently: 10⁻⁷, half precision 10⁻³."""
+    """The paths may call kernels that round differently, by 10⁻⁷; relevance in half precision differs by 10⁻²."""
     found = vitrail.explain(model, images, method, target=1).grid
     with monkeypatch.context() as plain:
         plain.setenv("VITRAIL_PLAIN", "1")
