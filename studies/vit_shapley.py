@@ -5,8 +5,9 @@
 The models are two embedded ones, and those of photographs that the cards of the methods use (`--models vit-t deit-t
 dinov2-s`; ``--assets`` has ``weights`` and ``imagenet``), trained on images that the cards leave out.
 For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
-is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the
-JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the script.
+is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``, unless ``--steps`` gives
+those of an earlier run; it is written to the JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the
+script.
 
 Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
 the explainer was trained on, and of the model's own game with tokens removed. All comparisons are between maps of one
@@ -136,24 +137,32 @@ class PhaseClock:
         return (times[-1] - times[first]) / (len(times) - 1 - first)
 
 
-def train(
-    name: str, loaded: LoadedModel, images: TrainingImages, out: Path, device: torch.device, rehearse: bool
-) -> tuple[TrainedRun, dict[str, Any]]:
-    """Measure the time of a step, choose the number of steps, and train."""
-    settings = SETTINGS[name]
-    if rehearse:
-        settings = replace(settings, batch=8, pairs=2, groups=2)
+def affordable_steps(
+    name: str, loaded: LoadedModel, images: TrainingImages, settings: TrainingSettings, device: torch.device
+) -> list[int]:
+    """Steps of surrogate and explainer that fit the seconds in ``BUDGETS``, from the measured time of a step."""
     with tempfile.TemporaryDirectory() as folder:
         clock = PhaseClock(device)
-        short = replace(settings, surrogate_steps=4 if rehearse else 16, explainer_steps=4 if rehearse else 16)
+        short = replace(settings, surrogate_steps=16, explainer_steps=16)
         train_explainer(loaded, images, Path(folder) / "short.safetensors", short, advance=clock)
     seconds = [clock.step_seconds(phase) for phase in ("surrogate", "explainer")]
-    steps = [4 if rehearse else max(50, int(b / s)) for b, s in zip(BUDGETS[name], seconds, strict=True)]
-    log(f"{name}: {seconds[0] * 1e3:.1f} and {seconds[1] * 1e3:.1f} ms a step, so {steps[0]} and {steps[1]} steps")
+    return [max(50, int(budget / own)) for budget, own in zip(BUDGETS[name], seconds, strict=True)]
+
+
+def train(
+    name: str, loaded: LoadedModel, images: TrainingImages, device: torch.device, args: argparse.Namespace
+) -> tuple[TrainedRun, dict[str, Any]]:
+    """Choose the number of steps, and train."""
+    settings = SETTINGS[name]
+    if args.rehearse:
+        settings = replace(settings, batch=8, pairs=2, groups=2)
+    steps = [4, 4] if args.rehearse else args.steps or affordable_steps(name, loaded, images, settings, device)
+    log(f"{name}: {steps[0]} and {steps[1]} steps")
     settings = replace(settings, surrogate_steps=steps[0], explainer_steps=steps[1])
     started = time.perf_counter()
-    path = out / f"vit_shapley-{name}.safetensors"
-    run = train_explainer(loaded, images, path, settings, advance=PhaseClock(device), checkpoint_steps=200)
+    path, clock = args.out / f"vit_shapley-{name}.safetensors", PhaseClock(device)
+    run = train_explainer(loaded, images, path, settings, advance=clock, checkpoint_steps=200)
+    seconds = [clock.step_seconds(phase) for phase in ("surrogate", "explainer")]
     facts = {"seconds": time.perf_counter() - started, "step_seconds": seconds, "bytes": path.stat().st_size,
              "settings": dict(run.record.settings), "losses": dict(run.record.losses), "data": images.description,
              "parameters": sum(p.numel() for p in run.explainer.trained().values())}  # fmt: skip
@@ -221,6 +230,7 @@ def main() -> None:
     parser = options(__doc__, models=MODELS, assets=Path("../shared/assets"), out=...)
     parser.add_argument("--workers", type=int, default=16, help="processes that render scenes")
     parser.add_argument("--rows", type=int, default=3072, help="most images in a forward pass of the reference")
+    parser.add_argument("--steps", nargs=2, type=int, help="training steps of surrogate and explainer")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, to test the script")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -264,7 +274,7 @@ def run_model(
     images = TrainingImages(
         len(stored), lambda rows: to_input(stored[torch.tensor(rows, device=device)]), f"{len(stored):,} {what}"
     )
-    run, facts = train(name, loaded, images, args.out, device, args.rehearse)
+    run, facts = train(name, loaded, images, device, args)
     about = manifest(args.device, model=name)
     path = args.out / f"vit_shapley-{name}.json"
     save_json(path, {"manifest": about, "training": facts})
