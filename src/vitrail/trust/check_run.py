@@ -51,7 +51,7 @@ class Budget:
         return len(self.levels) * (self.copies + 1 + kept)
 
 
-#: Levels and statistic were chosen on the validation split of scenes and on half of the pets; see the documentation.
+#: Levels and statistic were chosen on the validation split of scenes and on 20 pets; see the documentation.
 BUDGETS = {
     "quick": Budget(copies=49, levels=(0.1, 0.4), draws=2, reruns=60),
     "full": Budget(copies=199, levels=(0.1, 0.05, 0.2, 0.3, 0.4, 0.6), draws=8, reruns=None, keep=True),
