@@ -2,8 +2,9 @@
 
     python results/cards.py
 
-Reads the tables of scores on three models, and cards.json, pairs-scenes.json and movies.json of studies/results;
-writes src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of docs/methods/index.md.
+Reads the tables of scores on three models, and cards.json, pairs-scenes.json and movies-decoder.json of
+studies/results; writes src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of
+docs/methods/index.md.
 Nothing in them is typed by hand.
 """
 
@@ -27,7 +28,7 @@ STORED = ROOT / "src" / "vitrail" / "methods" / "cards.json"
 PAGES = ROOT / "docs" / "methods"
 #: Tables of scores on three models; a method is taken from the first that has it, which has the most images.
 TABLES = tuple(f"results/three_models{name}.csv" for name in ("_single", ""))
-MEASURED, PAIRS, TEXTS = (f"studies/results/{name}.json" for name in ("cards", "pairs-scenes", "movies"))
+MEASURED, PAIRS, TEXTS = (f"studies/results/{name}.json" for name in ("cards", "pairs-scenes", "movies-decoder"))
 ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 CONTROLS = ("random", "centre", "edges")
 #: Lines that compare with controls: data set and score in the tables, and whether more is better.

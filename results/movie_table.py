@@ -16,8 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "text.md"
 #: Marks on the page, and files of results.
 TABLES = {
-    "movie reviews": "movies.json", "movie reviews, present": "movies-present.json",
-    "movie reviews, size of BERT-base": "movies-base.json",
+    "movie reviews": "movies.json", "movie reviews, size of BERT-base": "movies-base.json",
     "movie reviews, second training": "movies-base-second.json", "movie reviews, language model": "movies-decoder.json",
 }  # fmt: skip
 CONTROLS = ("random", "inverted", "start first", "end first")

@@ -5,9 +5,9 @@
 The models are two embedded ones, and those of photographs that the cards of the methods use (`--models vit-t deit-t
 dinov2-s`; ``--assets`` has ``weights`` and ``imagenet``), trained on images that the cards leave out.
 For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
-is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``, unless ``--steps`` gives
-those of an earlier run; it is written to the JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the
-script.
+is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``, unless ``--steps``
+gives those of an earlier run; it is written to the JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test
+the script.
 
 Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
 the explainer was trained on, and of the model's own game with tokens removed. All comparisons are between maps of one

@@ -4,9 +4,9 @@
 counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, nothing where there is none,
 and with ``on MODEL`` the results of that embedded model. Published
 numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in studies/results,
-ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
-number of words, from studies/results/movies.json, ``<!-- movies-base -->`` the same from
-movies-base.json; ``<!-- depths -->`` the scores of GradToken by depth.
+ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies-base -->`` becomes token-F1 by the
+number of words, from studies/results/movies-base.json, ``<!-- movies-base-second -->`` the same from
+movies-base-second.json; ``<!-- depths -->`` the scores of GradToken by depth.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARK = re.compile(r"<!-- paper (\w+)(?: on ([\w-]+))?( if measured)? -->")
 #: Marks of the other tables.
 DEPTHS = "<!-- depths -->"
 #: Results of classifiers of movie reviews.
-MOVIES = ("movies", "movies-base")
+MOVIES = ("movies-base", "movies-base-second")
 ABLATIONS = "studies/results/ablations-pets.json"
 #: Plans in paper-tables.json that stand beside published tables; others have several models or settings.
 TABLE_PLANS = ("cifar10", "cifar10-distilled", "vtranm", "vitcx")
@@ -56,7 +56,7 @@ ARROWS = {"up": "↑", "down": "↓"}
 #: Rows of Figure 6 of GradToken, by our names.
 TEXT_METHODS = (
     "gradtoken",
-    "transformer_attribution",
+    "transformer_attribution:bert",
     "gradcam:bert",
     "raw_attention",
     "partial_lrp",
@@ -221,7 +221,7 @@ def movies(root: Path, name: str) -> str:
     found = {row["method"]: row["macro_f1_at"] for row in rows}
     tops = list(found["gradtoken"])
     lines = [f"| token-F1 ↑, words picked | {' | '.join(tops)} |", "|---|" + "---:|" * len(tops)]
-    rest = ((method, (f"{found[method][top]['value']:.3f}" for top in tops)) for method in (*TEXT_METHODS, "random"))
+    rest = ((method, (f"{found[method][top]['value']:.3f}" for top in tops)) for method in (*TEXT_METHODS, "end first"))
     return "\n".join([*lines, *(f"| `{method}` | {' | '.join(cells)} |" for method, cells in rest)])
 
 

@@ -163,7 +163,8 @@ RULES = (
         _BLOB, 1,
     ),
     CardRule(
-        "texts", "texts", "comprehensiveness ↑", "loss of the class's probability without the top words, Movie Reviews",
+        "texts", "texts", "comprehensiveness ↑",
+        "loss of log-probability without the top words, Movie Reviews with a language model",
         _beats_controls, "interval above that of a random order of words", "a random order needs no model", 3,
         ("movies",),
     ),
