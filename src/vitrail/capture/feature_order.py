@@ -29,13 +29,13 @@ IN_ORDER = 0.5
 #: A feature has crossed a boundary beyond this share of the way to the next row, and this multiple of the scatter.
 DISPLACED, SCATTER = 0.75, 5.0
 #: Quantiles of the distance from the median of a normal distribution, in standard deviations.
-NORMAL_QUANTILES = {0.25: 0.3186, 0.5: 0.6745}
+NORMAL_QUANTILES = {0.15: 0.1891, 0.5: 0.6745}
 #: Share of features that lie beyond the next row from which on they are in another order.
 MANY = 0.15
 #: Rank correlation of two draws from which on they show the same order.
 AGREE = 0.75
 #: Fewest rows, or columns, in which single features are told from their neighbours.
-FEWEST = 4
+FEWEST = 3
 
 
 class FeatureOrder(Enum):
@@ -115,9 +115,10 @@ def feature_order(ratios: Tensor | None) -> FeatureOrder:
 
     Example:
         >>> rows = torch.arange(5.0, dtype=torch.float64)[:, None].expand(2, 5, 5)
-        >>> order = feature_order(torch.stack([rows, rows.mT], 1)), feature_order(torch.stack([rows.flip(1), rows.mT], 1))
-        >>> [each.value for each in order]
-        ['row by row', 'in another order']
+        >>> feature_order(torch.stack([rows, rows.mT], 1)).value
+        'row by row'
+        >>> feature_order(torch.stack([rows.flip(1), rows.mT], 1)).value
+        'in another order'
     """
     if ratios is None:
         return FeatureOrder.UNKNOWN
@@ -135,43 +136,49 @@ def _order_along(ratios: Tensor) -> FeatureOrder:
         return FeatureOrder.ALIKE
     spread = 1.4826 * float((values - values.quantile(0.5)).abs().quantile(0.5))
     place = torch.arange(len(mean), device=mean.device)[:, None].expand_as(mean)[seen]
-    if _rank_correlation(values, place) >= IN_ORDER:
+    if _correlation(_ranks(values), place) >= IN_ORDER:
         if spread < ALIKE:
             return FeatureOrder.ALIKE
         return FeatureOrder.OTHER if _displaced(mean) else FeatureOrder.RASTER
-    agree = _rank_correlation(ratios[0][seen], ratios[-1][seen]) >= AGREE
+    agree = _correlation(_ranks(ratios[0][seen]), _ranks(ratios[-1][seen])) >= AGREE
     return FeatureOrder.OTHER if agree and spread >= CLEAR else FeatureOrder.ALIKE
 
 
-def _rank_correlation(one: Tensor, two: Tensor) -> float:
-    ranks = torch.stack([t.argsort(stable=True).argsort().double() for t in (one, two)])
-    return float(torch.corrcoef(ranks)[0, 1])
+def _correlation(one: Tensor, two: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([one.double(), two.double()]))[0, 1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return values.argsort(stable=True).argsort()
 
 
 def _displaced(ratios: Tensor) -> bool:
     """Whether rows are in another order, or features respond as those of other rows; of each row its median counts.
 
     The scatter of features in their place is that of the smaller distances from the medians, because others may be in
-    another place. It is larger where a ramp is faint. Two features that change places cross a boundary between rows,
-    each in its own direction.
+    another place. Two features that change places cross a boundary between rows, each in its own direction.
     """
     if len(ratios) < FEWEST:
         return False
     middle = ratios.nanquantile(0.5, dim=1)
     middle = middle.where(~middle.isnan(), middle.nanmedian())
-    values = ratios.where(~ratios.isnan(), middle[:, None])
-    error = values - middle[:, None]
-    least = max(CLEAR, SCATTER * _scatter(error, 0.25))
+    error = (ratios - middle[:, None]).nan_to_num()
+    least = max(CLEAR, SCATTER * _scatter(error, 0.15))
     if bool((middle.cummax(0).values - middle > least).any()):
         return True
-    way = (DISPLACED * (middle[1:] - middle[:-1])).clamp_min(least)
-    beyond = torch.zeros_like(values, dtype=torch.bool)
-    beyond[:-1] |= error[:-1] > way[:, None]
-    beyond[1:] |= -error[1:] > way[:, None]
+    step = DISPLACED * (middle[1:] - middle[:-1])
+    way = step.clamp_min(least)[:, None]
+    beyond = torch.zeros_like(error, dtype=torch.bool)
+    beyond[:-1] |= error[:-1] > way
+    beyond[1:] |= -error[1:] > way
     if float(beyond.double().mean()) > MANY:
         return True
-    pairs = error.unfold(0, 2, 1)  # rows on both sides of a boundary
-    way = way.maximum(middle.new_tensor([SCATTER * _scatter(pair, 0.5) for pair in pairs]))
+    error = error - error.quantile(0.5, dim=0)  # features of one column may all respond more to one side
+    least = max(CLEAR, SCATTER * _scatter(error, 0.15))
+    # The scatter is larger where a ramp is faint: also that of the rows on both sides of a boundary counts.
+    near = middle.new_tensor([SCATTER * _scatter(pair, 0.5) for pair in error.unfold(0, 2, 1)])
+    way = step.clamp_min(least).maximum(near)
+    values = middle[:, None] + error
     before, after = values.amax(1).cummax(0).values[:-1], values.amin(1).flip(0).cummin(0).values.flip(0)[1:]
     return bool(((before > middle[:-1] + way) & (after < middle[1:] - way)).any())
 

@@ -21,8 +21,8 @@ from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import InputError, ModelError
 
-#: A ramp rises from exp(−STEEPNESS) to one.
-STEEPNESS = 6.0
+#: A ramp rises from exp(−STEEPNESS) · STRENGTH to STRENGTH.
+STEEPNESS, STRENGTH = 6.0, 0.3
 #: Noise fields; each is used with four ramps.
 DRAWS = 2
 #: Images that are evaluated: the image itself, and one for each noise field and ramp.
@@ -54,7 +54,7 @@ def response_ratios(
     counts = [prefix + rows * columns for rows, columns in grids]
     found = _perturbed_features(model, model_inputs, structure, counts)
     return [
-        None if features is None else _ratios(features[:, prefix:].unflatten(1, grid))
+        None if features is None else _ratios(features[:, prefix:].reshape(PASSES, *grid, -1))
         for grid, features in zip(grids, found, strict=True)
     ]
 
@@ -63,7 +63,7 @@ def perturbed_images(image: Tensor) -> Tensor:
     """An image, and the same mixed with noise by each ramp, shape (`PASSES`, channels, height, width).
 
     The noise is uniform between the smallest and the largest value of the image, because some models check the range of
-    their pixels. An image of one value is mixed with noise around it.
+    their pixels. It is weak, because the responses of norms to strong noise saturate. An image of one value is mixed with noise around it.
 
     Example:
         >>> images = perturbed_images(torch.rand(1, 3, 8, 8))
@@ -81,7 +81,7 @@ def perturbed_images(image: Tensor) -> Tensor:
             place = (torch.arange(length, device=image.device, dtype=torch.float64) + 0.5) / length
             shape = [length if i == axis else 1 for i in range(4)]
             for rising in (place, 1 - place):
-                ramp = torch.exp(STEEPNESS * (rising - 1)).view(shape).to(image)
+                ramp = STRENGTH * torch.exp(STEEPNESS * (rising - 1)).view(shape).to(image)
                 images.append((image + ramp * (noise - image)).clamp(low, high))
     return torch.cat(images)
 
@@ -116,7 +116,7 @@ def _features(
     assert image is not None
     leaf, batch = image.detach().clone().requires_grad_(), len(image)
     nodes: list[Tensor]
-    with frozen(model), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+    with frozen(model), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
         if structure.layers:
             mode = AttentionMode({"dY": frozenset(o.call for o in structure.layers)}, batch)
             with mode:
@@ -131,11 +131,16 @@ def _features(
     return [next((node for node in reversed(rows) if node.shape[:2] == (batch, count)), None) for count in counts]
 
 
+def _nothing(tensor: Tensor) -> Tensor:
+    """What is kept of a tensor for a backward pass that is never made."""
+    return tensor.new_empty(0)
+
+
 def _ratios(features: Tensor) -> Tensor | None:
     """Ratios for each noise field, from features of the perturbed images of shape (`PASSES`, rows, columns, width)."""
     change = (features[1:].double() - features[:1].double()).square().sum(-1)
     if not bool(change.isfinite().all()):
         return None
     response = change.masked_fill(change <= SILENT * change.amax(), torch.nan).log()
-    rising, falling = response.unflatten(0, (DRAWS, 2, 2)).unbind(2)
-    return rising - falling
+    pairs = response.view(DRAWS, 2, 2, *response.shape[1:])  # rising and falling ramps, along each axis
+    return pairs[:, :, 0] - pairs[:, :, 1]
