@@ -63,7 +63,8 @@ def perturbed_images(image: Tensor) -> Tensor:
     """An image, and the same mixed with noise by each ramp, shape (`PASSES`, channels, height, width).
 
     The noise is uniform between the smallest and the largest value of the image, because some models check the range of
-    their pixels. It is weak, because the responses of norms to strong noise saturate. An image of one value is mixed with noise around it.
+    their pixels. It is weak, because the responses of norms to strong noise saturate. An image of one value is mixed
+    with noise around it.
 
     Example:
         >>> images = perturbed_images(torch.rand(1, 3, 8, 8))
