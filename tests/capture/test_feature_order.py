@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.capture.own_vit import OwnViT
 from vitrail.capture import structure as structures
+from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import GuessWarning, MapWarning, NotApplicableError
 
@@ -214,6 +216,14 @@ def test_an_order_that_changes_after_a_call_is_seen(method: str) -> None:
         vitrail.explain(model, images, method, target=1)
 
 
+REORDERED: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "rows": lambda x: x.flip(2),
+    "columns": lambda x: x.flip(3),
+    "turned": lambda x: x.transpose(2, 3),
+}
+
+
 class Convolutions(nn.Module):
     """No attention; 64 positions, then 16, in another order or not, which may see the whole image or a corner of it."""
 
@@ -227,7 +237,7 @@ class Convolutions(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)
         x = x + self.corner * x[:, :, :2, :2].mean((2, 3), keepdim=True)
-        x = {"": x, "rows": x.flip(2), "columns": x.flip(3), "turned": x.transpose(2, 3)}[self.order]
+        x = REORDERED[self.order](x)
         x = self.merge(x.relu()).relu()
         x = (1 - self.wide) * x + self.wide * x.mean((2, 3), keepdim=True)
         return self.head(self.last(x).relu().mean((2, 3)))
@@ -254,6 +264,116 @@ def test_convolutions_that_turn_the_image_are_refused(method: str, order: str) -
     for one in (model, Convolutions(order).eval()):
         with pytest.raises(NotApplicableError, match="not in the order of the image"):
             vitrail.explain(one, IMAGES, method, target=1)
+
+
+def inner(change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The cells of a 7 × 7 grid, where those inside the border are changed."""
+    cells = torch.arange(49).view(7, 7)
+    changed = cells.clone()
+    changed[1:-1, 1:-1] = change(cells[1:-1, 1:-1])
+    return changed.flatten()
+
+
+def swapped(cells: Tensor) -> Tensor:
+    """Two neighbours in different places."""
+    cells = cells.clone()
+    cells[1, 1], cells[1, 2] = cells[1, 2].clone(), cells[1, 1].clone()
+    return cells
+
+
+INNER_ORDERS = {
+    "two neighbours": inner(swapped),
+    "transposed": inner(lambda cells: cells.T),
+    "transposed block": inner(
+        lambda cells: torch.cat(
+            [cells[:, :1], torch.cat([cells[:1, 1:4], cells[1:4, 1:4].T, cells[4:, 1:4]]), cells[:, 4:]], 1
+        )
+    ),
+    "rolled": inner(lambda cells: cells.roll(1, 0)),
+    "mirrored": inner(lambda cells: cells.flip(1)),
+    "shuffled": inner(
+        lambda cells: cells.flatten()[torch.randperm(25, generator=torch.Generator().manual_seed(3))].view(5, 5)
+    ),
+}
+
+
+class Ordered(nn.Module):
+    """No attention; 7 × 7 features in any order, each of which sees its own cell most and the cells around it."""
+
+    def __init__(self, order: Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.mix = nn.Conv2d(3, 16, 8, 8), nn.Conv2d(16, 16, 3, padding=1)
+        self.last, self.head, self.order = nn.Conv2d(16, 16, 1), nn.Linear(16, 5), order
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = (x + self.mix(x).relu()).flatten(2)[..., self.order].unflatten(2, (7, 7))
+        return self.head(self.last(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("order", INNER_ORDERS)
+def test_features_in_another_order_inside_the_border_are_refused(order: str) -> None:
+    images = torch.rand(2, 3, 56, 56, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessWarning)
+        warnings.simplefilter("ignore", MapWarning)  # an untrained class may have no relevance
+        vitrail.explain(Ordered(torch.arange(49)).eval(), images, "gradcam_features", target=1)
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(Ordered(INNER_ORDERS[order]).eval(), images, "gradcam_features", target=1)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050", "poolformer_s12"])
+def test_ordinary_networks_are_in_order(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(1)
+    model, images = timm.create_model(name, num_classes=5).eval(), torch.randn(1, 3, 96, 96)
+    structure, given = structures.read_structure(model, ModelInputs((images,))), ModelInputs((images,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_feature_order(model, given, structure, 0, (3, 3))
+
+
+def test_stages_with_few_tokens_are_in_order() -> None:
+    """Features of DaViT on small images see most of the image, and their own part most."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model, images = timm.create_model("davit_tiny", num_classes=5).eval(), torch.randn(1, 3, 64, 64)
+    assert vitrail.explain(model, images, "gradcam_features", target=1).grid.shape[-2:] == (2, 2)
+
+
+@pytest.mark.parametrize("methods", [["gradcam_features"], ["gradcam_features", "cdam"]])
+def test_what_could_not_be_measured_is_said_once_in_each_call(methods: list[str]) -> None:
+    model = Convolutions(wide=1.0).eval()
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            vitrail.explain(model, IMAGES, methods=methods, target=1)
+        assert ["could not be measured" in str(warning.message) for warning in caught].count(True) == 1
+
+
+@pytest.mark.parametrize("order", ["", "rows"])
+def test_a_model_of_one_image_is_measured_image_by_image(order: str) -> None:
+    class Single(Convolutions):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.view(1, 3, 32, 32))
+
+    if not order:
+        vitrail.explain(Single().eval(), IMAGES[:1], "gradcam_features", target=1)
+        return
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(Single(order).eval(), IMAGES[:1], "gradcam_features", target=1)
+
+
+def test_a_model_that_takes_no_other_image_is_warned_of() -> None:
+    class Only(Convolutions):
+        def forward(self, images: Tensor) -> Tensor:
+            if not torch.equal(images[:1], IMAGES[:1]) or len(images) > 1:
+                raise ValueError("another image")
+            return super().forward(images)
+
+    with pytest.warns(GuessWarning, match="could not be measured"):
+        vitrail.explain(Only().eval(), IMAGES[:1], "gradcam_features", target=1)
 
 
 def test_features_that_all_see_the_same_are_warned_of() -> None:

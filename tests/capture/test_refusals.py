@@ -13,7 +13,7 @@ from tests.capture.own_vit import OwnViT, twin
 from vitrail.capture import verify
 from vitrail.capture.attention_call import Call
 from vitrail.capture.explicit_attention import causal_mask, merge_masks
-from vitrail.capture.feature_order import _spread
+from vitrail.capture.feature_order import FeatureOrder, feature_order
 from vitrail.capture.finite import check_finite
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
@@ -185,7 +185,10 @@ def test_pixels_without_tokens_have_no_layout():
 
 
 def test_cells_of_one_row():
-    assert [_spread((1, 1), side) for side in (2, 3)] == [[(0, 0)], [(0, 0)]]
+    assert feature_order(torch.zeros(2, 2, 1, 1)) is FeatureOrder.RASTER
+    row = torch.stack([torch.zeros(2, 1, 5), torch.arange(5.0).expand(2, 1, 5)], 1)
+    assert feature_order(row) is FeatureOrder.RASTER
+    assert feature_order(row.flip(3)) is FeatureOrder.OTHER
 
 
 def test_other_images_of_a_text_are_refused():

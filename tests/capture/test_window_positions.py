@@ -8,6 +8,7 @@ import torch
 import vitrail
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.perturbed_features import PASSES
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.capture.window_positions import find_positions, stitch
@@ -121,12 +122,41 @@ def test_a_model_that_refuses_noise_is_measured_on_shuffled_pixels():
         vitrail.explain(Checked(inner), image - 2, "transformer_mm", target=1, stitch=True)
 
 
+class Binary(torch.nn.Module):
+    """A model of black and white pixels."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        if not bool(((x == 0) | (x == 1)).all()):
+            raise ValueError("pixels must be 0 or 1")
+        return self.inner(x)
+
+
+def few_distinct_patches():
+    return (torch.rand(1, 3, 56, 56, generator=torch.Generator().manual_seed(2)) > 0.97).double()
+
+
 def test_an_image_with_few_distinct_patches_is_no_source_of_positions():
     """Rows that are alike do not show which of them a window holds."""
     torch.manual_seed(2)
-    image = (torch.rand(1, 3, 56, 56) > 0.97).double()
     with pytest.raises(NotApplicableError, match="where their patches come from does not show"):
-        vitrail.explain(Checked(timm_swin().double().eval()), image, "rollout", target=1, stitch=True)
+        vitrail.explain(Binary(timm_swin().double().eval()), few_distinct_patches(), "rollout", target=1, stitch=True)
+
+
+def test_a_model_that_checks_its_pixels_is_measured_in_their_range():
+    """Also on an image with few distinct patches; the order of patches is measured there too."""
+    torch.manual_seed(2)
+    inner, image = timm_swin().double().eval(), few_distinct_patches()
+    maps = [vitrail.explain(model, image, "rollout", target=1, stitch=True).grid for model in (inner, Checked(inner))]
+    assert torch.equal(*maps)
+    matrix = reorder(inner, inner.patch_embed, torch.arange(14 * 14))
+    for order in ORDERS.values():
+        matrix.copy_(torch.eye(14 * 14)[order])
+        with pytest.raises(NotApplicableError, match="not in the order of the image"):
+            vitrail.explain(Checked(inner), image, "rollout", target=1, stitch=True)
 
 
 def reorder(model, module, order):
@@ -136,7 +166,45 @@ def reorder(model, module, order):
     return matrix
 
 
-MIRRORED = torch.arange(14 * 14).view(14, 14).flip(1).flatten()
+RASTER = torch.arange(14 * 14).view(14, 14)
+MIRRORED = RASTER.flip(1).flatten()
+ORDERS = {
+    "mirrored": MIRRORED,
+    "rolled": RASTER.roll(1, 0).flatten(),
+    "transposed": RASTER.T.flatten(),
+    "permuted": torch.randperm(14 * 14, generator=torch.Generator().manual_seed(3)),
+}
+
+
+class CountedPasses(torch.nn.Module):
+    """Counts the images that a model evaluates."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.images = inner, 0
+
+    def forward(self, x):
+        self.images += len(x)
+        return self.inner(x)
+
+
+def test_joining_windows_evaluates_a_bounded_number_of_images():
+    torch.manual_seed(2)
+    model, image = CountedPasses(timm_swin().eval()), torch.rand(1, 3, 56, 56)
+    for _ in range(2):  # the first call measures the structure as well
+        model.images = 0
+        vitrail.explain(model, image, "rollout", target=1, stitch=True)
+    assert PASSES < model.images <= PASSES + 4
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_order_of_patches_is_refused_from_one_batch(order):
+    torch.manual_seed(2)
+    model, image = timm_swin().eval(), torch.randn(1, 3, 56, 56)
+    embed = model.patch_embed.forward
+    model.patch_embed.forward = lambda x: embed(x).flatten(1, 2)[:, ORDERS[order]].unflatten(1, (14, 14))
+    with pytest.raises(NotApplicableError, match="not in the order of the image"):
+        vitrail.explain(model, image, "rollout", target=1, stitch=True)
 
 
 @pytest.mark.parametrize("method", ["rollout", "transformer_mm"])

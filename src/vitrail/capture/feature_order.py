@@ -1,42 +1,56 @@
 """Check on the model that the features of a token come from the place in the image where a map shows them.
 
 Models that are no plain encoder (pyramids, windows, convolutions) may keep their features in another order than row by
-row, and no table of places is measured for them. The gradient of a few positions' features at the image tells where
-they come from.
+row, and no table of places is measured for them. How all of them respond to perturbed images tells whether they lie row
+by row; see `vitrail.capture.perturbed_features`.
 """
 
 from __future__ import annotations
 
 import warnings
+from enum import Enum
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.capture.attention import AttentionMode
-from vitrail.capture.features import FeatureMode
-from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.verify import direction, gradients
+from vitrail.capture.perturbed_features import response_ratios
 from vitrail.errors import GuessWarning, NotApplicableError
 from vitrail.fast.unchanged import state_of
 
-#: Rows and columns of the tokens that are looked at; of models without attention, whose features see more of the image
-#: around them, the four corners.
-SIDE, CORNERS = 3, 2
-#: A token's gradient is concentrated if its largest cell has this multiple of the mean over all cells.
-PEAK = 2.0
-#: Without attention: if a corner has this multiple of the share that all four tokens have there on average.
-CORNER_PEAK = 1.5
+#: Responses that spread less than this over all features are alike: logarithms of ratios of squared changes.
+ALIKE = 0.2
+#: Ratios that differ by less than this are not told apart where they contradict the order of the image.
+CLEAR = 0.5
+#: Rank correlation of responses and rows below which features are in another order.
+IN_ORDER = 0.5
+#: A feature has crossed a boundary beyond this share of the way to the next row, and this multiple of the scatter.
+DISPLACED, SCATTER = 0.75, 5.0
+#: Quantiles of the distance from the median of a normal distribution, in standard deviations.
+NORMAL_QUANTILES = {0.15: 0.1891, 0.5: 0.6745}
+#: Share of features that lie beyond the next row from which on they are in another order.
+MANY = 0.15
+#: Rank correlation of two draws from which on they show the same order.
+AGREE = 0.75
+#: Fewest rows, or columns, in which single features are told from their neighbours.
+FEWEST = 3
+
+
+class FeatureOrder(Enum):
+    """What the responses of features show."""
+
+    RASTER = "row by row"
+    OTHER = "in another order"
+    ALIKE = "all respond alike"
+    UNKNOWN = "no features of this grid"
 
 
 def check_feature_order(
-    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
+    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, *grids: tuple[int, int]
 ) -> None:
-    """Check that tokens lie row by row on a grid after a prefix; once in a call, or while the model is unchanged.
+    """Check that tokens lie row by row on their grids after a prefix; once in a call, or while the model is unchanged.
 
     A later call measures it again: passes for features do not show whether the tokens still have their order.
 
@@ -44,94 +58,132 @@ def check_feature_order(
         model: The user's model, unwrapped.
         model_inputs: Inputs on its device; the first is used.
         structure: As read from it.
-        prefix: Number of tokens before the first one of the grid.
-        grid: Rows and columns.
+        prefix: Number of tokens before the first one of a grid.
+        grids: Rows and columns of the features; those that are not known yet are measured together.
 
     Raises:
         NotApplicableError: The features come from other places.
     """
-    key = (id(structure), prefix, *grid)
     state = state_of(model)
-    known: tuple[ModelStructure, object, int, int | None] | None = fast.recall(model, "feature order", key)
     # The structure is kept, so that its id is not reused.
-    if known is None or known[0] is not structure or state is None or known[1] is not state:
-        found = _measure(model, model_inputs.select(slice(0, 1)), structure, prefix, grid)
-        known = fast.remember(model, "feature order", (structure, state, *found), key)
-    assert known is not None
-    *_, right, clear = known
-    if clear is None:
-        warnings.warn(
-            f"{structure.model}: whether its {grid[0]}×{grid[1]} features lie row by row could not be measured",
-            GuessWarning,
-            stacklevel=4,
-        )
-    elif not clear:
+    known: dict[tuple[int, int], tuple[ModelStructure, object, FeatureOrder]] = {}
+    for grid in dict.fromkeys(grids):
+        entry = fast.recall(model, "feature order", (id(structure), prefix, *grid))
+        if entry is not None and entry[0] is structure and state is not None and entry[1] is state:
+            known[grid] = entry
+    missing = [grid for grid in dict.fromkeys(grids) if grid not in known]
+    if missing:
+        found = response_ratios(model, model_inputs.select(slice(0, 1)), structure, prefix, missing)
+        for grid, ratios in zip(missing, found, strict=True):
+            key = (id(structure), prefix, *grid)
+            known[grid] = fast.remember(model, "feature order", (structure, state, feature_order(ratios)), key)
+    for grid, (*_, order) in known.items():
+        _report(order, model, structure, grid)
+
+
+def _report(order: FeatureOrder, model: nn.Module, structure: ModelStructure, grid: tuple[int, int]) -> None:
+    """Warn of an order that is unknown, once in a call, and refuse another one."""
+    cells = f"{grid[0]}×{grid[1]}"
+    if order is FeatureOrder.OTHER:
         raise NotApplicableError(
-            f"the features of {structure.model} are not those of patches: each of its {grid[0]}×{grid[1]} tokens comes "
-            "from all over the image; use rise, occlusion or an input gradient instead"
+            f"the features of {structure.model} are not in the order of the image: some of its {cells} features come "
+            f"from another place than their cell of the {cells} grid; use rise, occlusion or an input gradient instead"
         )
-    elif right < 0.75 * clear:
+    if order is FeatureOrder.ALIKE and structure.layers:
         raise NotApplicableError(
-            f"the features of {structure.model} are not in the order of the image: {clear - right} of {clear} of them "
-            f"come from another place than their cell of the {grid[0]}×{grid[1]} grid; use rise, occlusion or an input "
-            "gradient instead"
+            f"the features of {structure.model} are not those of patches: each of its {cells} tokens comes from all "
+            "over the image; pass larger images, on which its tokens see a part of the image, or use rise, occlusion "
+            "or an input gradient instead"
         )
+    call = fast.current_call()
+    if order is FeatureOrder.RASTER or (call is not None and fast.recall(model, "unknown order", grid) is call):
+        return
+    fast.remember(model, "unknown order", call, grid)
+    warnings.warn(
+        f"{structure.model}: whether its {cells} features lie row by row could not be measured",
+        GuessWarning,
+        stacklevel=5,
+    )
 
 
-def _measure(
-    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
-) -> tuple[int, int | None]:
-    """Of a few tokens, how many come from their own cell, and how many from one cell at all; None if not measured."""
-    image = model_inputs.image
-    assert image is not None
-    leaf = image.detach().clone().requires_grad_()
-    with frozen(model):
-        features = _features(model, model_inputs.swap(image, leaf), structure, prefix + grid[0] * grid[1])
-        if features is None:
-            return 0, None
-        cells = _spread(grid, SIDE if structure.layers else CORNERS)
-        energy = [_energy(features[:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
-    found = torch.stack([e.flatten() for e in energy])
-    # Features may see the whole image, one part of it most; what counts is where one differs from the others.
-    share = found[:, [r * grid[1] + c for r, c in cells]] / found.sum(1, keepdim=True)
-    relative = (share.nan_to_num() / share.nan_to_num().mean(0)).nan_to_num()
-    clear = found.amax(1) > PEAK * found.mean(1) if structure.layers else relative.amax(1) > CORNER_PEAK
-    own = relative.argmax(1) == torch.arange(len(cells), device=found.device)
-    count = int(clear.sum())
-    by_chance = not structure.layers and 2 * count <= len(cells)
-    return int((clear & own).sum()), None if by_chance else count
+def feature_order(ratios: Tensor | None) -> FeatureOrder:
+    """The order of features by how they respond to ramps along rows and along columns.
 
-
-def _features(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, count: int) -> Tensor | None:
-    """What the last attention reads, or the last feature map of a model without any, in a graph; (1, count, width)."""
-    if structure.layers:
-        mode = AttentionMode({"dY": frozenset(o.call for o in structure.layers)}, 1)
-        with mode:
-            run_model(model, model_inputs)
-        found = list(mode.nodes.values())
-    else:
-        last = FeatureMode(1)
-        with last:
-            run_model(model, model_inputs)
-        found = [] if last.features is None else [last.as_rows(last.features)]
-    rows = [node.flatten(1, 2) if node.dim() == 4 else node for node in found if node.dim() in (3, 4)]
-    return next((node for node in reversed(rows) if node.shape[:2] == (1, count)), None)
-
-
-def _energy(features: Tensor, leaf: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Squared gradient of one token's features at the image, summed over each cell, shape (rows, columns)."""
-    (gradient,) = gradients((features * direction(features)).sum(), [leaf])
-    if gradient is None:
-        return torch.zeros(grid, dtype=torch.float64, device=leaf.device)
-    return F.adaptive_avg_pool2d(gradient.double().square().sum(1, keepdim=True), grid)[0, 0]
-
-
-def _spread(grid: tuple[int, int], side: int) -> list[tuple[int, int]]:
-    """Cells that are far from each other.
+    Args:
+        ratios: Logarithms, shape (draws, 2, rows, columns), NaN for features that do not respond; None where not
+            measured.
 
     Example:
-        >>> _spread((2, 4), 3)
-        [(0, 0), (0, 2), (0, 3), (1, 0), (1, 2), (1, 3)]
+        >>> rows = torch.arange(5.0, dtype=torch.float64)[:, None].expand(2, 5, 5)
+        >>> feature_order(torch.stack([rows, rows.mT], 1)).value
+        'row by row'
+        >>> feature_order(torch.stack([rows.flip(1), rows.mT], 1)).value
+        'in another order'
     """
-    rows, columns = (sorted({round(i * (n - 1) / (side - 1)) for i in range(side)}) for n in grid)
-    return [(r, c) for r in rows for c in columns]
+    if ratios is None:
+        return FeatureOrder.UNKNOWN
+    axes = [axis for axis in (ratios[:, 0], ratios[:, 1].mT) if axis.shape[1] > 1]
+    orders = [_order_along(axis) for axis in axes]
+    return next((o for o in (FeatureOrder.OTHER, FeatureOrder.ALIKE) if o in orders), FeatureOrder.RASTER)
+
+
+def _order_along(ratios: Tensor) -> FeatureOrder:
+    """The order along one axis of the grid, which is the first after the draws."""
+    mean = ratios.mean(0)
+    seen = ~mean.isnan()
+    values = mean[seen]
+    if not len(values):
+        return FeatureOrder.ALIKE
+    spread = 1.4826 * float((values - values.quantile(0.5)).abs().quantile(0.5))
+    place = torch.arange(len(mean), device=mean.device)[:, None].expand_as(mean)[seen]
+    if _correlation(_ranks(values), place) >= IN_ORDER:
+        if spread < ALIKE:
+            return FeatureOrder.ALIKE
+        return FeatureOrder.OTHER if _displaced(mean) else FeatureOrder.RASTER
+    agree = _correlation(_ranks(ratios[0][seen]), _ranks(ratios[-1][seen])) >= AGREE
+    return FeatureOrder.OTHER if agree and spread >= CLEAR else FeatureOrder.ALIKE
+
+
+def _correlation(one: Tensor, two: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([one.double(), two.double()]))[0, 1])
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return values.argsort(stable=True).argsort()
+
+
+def _displaced(ratios: Tensor) -> bool:
+    """Whether rows are in another order, or features respond as those of other rows; of each row its median counts.
+
+    The scatter of features in their place is that of the smaller distances from the medians, because others may be in
+    another place. Two features that change places cross a boundary between rows, each in its own direction.
+    """
+    if len(ratios) < FEWEST:
+        return False
+    middle = ratios.nanquantile(0.5, dim=1)
+    middle = middle.where(~middle.isnan(), middle.nanmedian())
+    error = (ratios - middle[:, None]).nan_to_num()
+    least = max(CLEAR, SCATTER * _scatter(error, 0.15))
+    if bool((middle.cummax(0).values - middle > least).any()):
+        return True
+    step = DISPLACED * (middle[1:] - middle[:-1])
+    way = step.clamp_min(least)[:, None]
+    beyond = torch.zeros_like(error, dtype=torch.bool)
+    beyond[:-1] |= error[:-1] > way
+    beyond[1:] |= -error[1:] > way
+    if float(beyond.double().mean()) > MANY:
+        return True
+    error = error - error.quantile(0.5, dim=0)  # features of one column may all respond more to one side
+    least = max(CLEAR, SCATTER * _scatter(error, 0.15))
+    # The scatter is larger where a ramp is faint: also that of the rows on both sides of a boundary counts.
+    near = middle.new_tensor([SCATTER * _scatter(pair, 0.5) for pair in error.unfold(0, 2, 1)])
+    way = step.clamp_min(least).maximum(near)
+    values = middle[:, None] + error
+    before, after = values.amax(1).cummax(0).values[:-1], values.amin(1).flip(0).cummin(0).values.flip(0)[1:]
+    return bool(((before > middle[:-1] + way) & (after < middle[1:] - way)).any())
+
+
+def _scatter(error: Tensor, share: float) -> float:
+    """Standard deviation of a normal distribution with the same quantile of its distances from the median."""
+    distances = error.abs()[error != 0]
+    return float(distances.quantile(share)) / NORMAL_QUANTILES[share] if len(distances) else 0.0

@@ -57,8 +57,7 @@ def find_positions(model: nn.Module, model_inputs: ModelInputs, structure: Model
         known = fast.remember(model, "window positions", (structure, state, positions), model_inputs.shape)
     assert known is not None
     positions = known[2]
-    for grid in dict.fromkeys(positions.grids):
-        check_feature_order(model, model_inputs, structure, 0, grid)
+    check_feature_order(model, model_inputs, structure, 0, *positions.grids)
     return positions
 
 

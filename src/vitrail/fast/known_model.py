@@ -40,6 +40,7 @@ TABLES = {
     "adapted layers": KnownTable("which of its modules have adapters", 1),
     "window positions": KnownTable("where the rows of attention windows lie, by shape of the inputs", 8),
     "feature order": KnownTable("whether features lie on the image's grid, by structure and grid", 32),
+    "unknown order": KnownTable("the call that warned of features whose order could not be measured, by grid", 32),
     "weights hash": KnownTable("SHA-256 of parameters and buffers", 1),
     "weights table": KnownTable("where parameters and buffers lie on a GPU", 1),
     "explainers": KnownTable("a trained Shapley explainer, and the hash of the weights it was trained for", 4),
