@@ -3,9 +3,9 @@
     python results/recall.py [runs/KEY ...]
 
 Means and 95 % intervals (percentile bootstrap over pairs of prompts) are computed from the values of each pair, which
-recall.parquet keeps for the runs collected since it exists. Two
-controls depend on positions alone and are computed from the prompts. The tables of real models are made from
-``studies/results/needles.csv``, which studies/needles.py writes.
+recall.parquet keeps; without runs, the CSV is computed from it again. Two controls depend on positions alone and are
+computed from the prompts. The tables of real models are made from ``studies/results/needles.csv``, which
+studies/needles.py writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from example_values import Values, add_values, mean_row, run_values
+from example_values import Values, add_values, mean_row, read_values, run_values
 
 from vitrail.bench.plan import CONTROLS
 from vitrail.data.recall import RECALL_TASKS, RecallPrompt, draw_recall
@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "language-model-truth.md"
 NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
 STUDIES = HERE.parent / "studies" / "README.md"
+VALUES = HERE / "recall.parquet"
 MODEL = "lm-recall"
 #: Scores of the CSV by protocol.
 SCORES = {
@@ -207,24 +208,19 @@ def update_pages(rows: Sequence[Row], needles: Sequence[Row]) -> None:
 def main() -> None:
     """Collect runs and write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, only the page is updated")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, the CSV is computed again")
     args = parser.parse_args()
     file, about = HERE / "recall.csv", HERE / "recall-manifest.json"
-    rows = read_rows(file)
     manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     for folder in args.runs:
-        values = run_values(folder, SCORES, MODEL)
-        add_values(HERE / "recall.parquet", values)
-        new = rows_of(values)
-        replaced = {(row["task"], row["method"]) for row in new}
-        rows = [row for row in rows if (row["task"], row["method"]) not in replaced] + new
+        add_values(VALUES, run_values(folder, SCORES, MODEL))
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         labels = [one["label"] for one in manifest["plan"]["dataset"]]
         name, methods = manifest["plan"]["name"] if len(labels) > 1 else labels[0], manifest["methods"]
         some = name in manifests and len(methods) < len(manifests[name]["methods"])  # a run of further methods
         manifests[f"{name}, {', '.join(methods)}" if some else name] = manifest
-    count = max(int(row["examples"]) for row in rows)
-    rows = [row for row in rows if row["method"] not in POSITIONS] + position_rows(count)
+    rows = rows_of(read_values(VALUES))
+    rows += position_rows(max(row["examples"] for row in rows))
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
