@@ -24,6 +24,7 @@ from vitrail.bench.context import open_context  # noqa: E402
 from vitrail.bench.engines.local import LocalEngine  # noqa: E402
 from vitrail.bench.papers import find_table  # noqa: E402
 from vitrail.bench.plan import Plan  # noqa: E402
+from vitrail.bench.protocols import PROTOCOLS  # noqa: E402
 from vitrail.bench.report import Run, find_run, summarise, write_report  # noqa: E402
 from vitrail.bench.report.curves import mean_curves  # noqa: E402
 from vitrail.bench.report.html_report import render_html  # noqa: E402
@@ -39,7 +40,6 @@ from vitrail.bench.report.section import (  # noqa: E402
     significance_marks,
 )
 from vitrail.bench.report.values import metric_values  # noqa: E402
-from vitrail.bench.protocols import PROTOCOLS  # noqa: E402
 from vitrail.bench.results_store import ResultsStore  # noqa: E402
 from vitrail.bench.results_table import collect_scores  # noqa: E402
 from vitrail.bench.validate import read_plan  # noqa: E402
