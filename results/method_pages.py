@@ -125,7 +125,7 @@ SITUATIONS = (
     ),
     Situation(
         "texts", lambda card: "texts" in card.lines and card.method.class_specific, _highest("texts"), ("texts",),
-        "by comprehensiveness on Movie Reviews",
+        "by comprehensiveness on Movie Reviews with a language model",
     ),
     Situation(
         "Swin and pyramids", _applies("Swin"), _highest("srg"), ("srg", "cost"),

@@ -2,7 +2,7 @@
 
 No library says which patch stands where in which window. It shows in what is computed: the rows that the value
 projection reads are rows of the block's feature map, rolled, cut and maybe padded. One pass over noise, whose rows all
-differ, shows where each came from. That the feature map lies row by row on the image is checked on the gradient.
+differ, shows where each came from. That the feature map lies row by row on the image is checked on perturbed images.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ from vitrail.bench.context import open_context  # noqa: E402
 from vitrail.bench.engines.local import LocalEngine  # noqa: E402
 from vitrail.bench.papers import find_table  # noqa: E402
 from vitrail.bench.plan import Plan  # noqa: E402
+from vitrail.bench.protocols import PROTOCOLS  # noqa: E402
 from vitrail.bench.report import Run, find_run, summarise, write_report  # noqa: E402
 from vitrail.bench.report.curves import mean_curves  # noqa: E402
 from vitrail.bench.report.html_report import render_html  # noqa: E402
-from vitrail.bench.report.metric import metric_info, protocol_metrics  # noqa: E402
+from vitrail.bench.report.metric import PROTOCOL_METRICS, metric_info, protocol_metrics  # noqa: E402
 from vitrail.bench.report.paper_comparison import best_two, compare_with_paper  # noqa: E402
 from vitrail.bench.report.paper_match import match_models  # noqa: E402
 from vitrail.bench.report.section import (  # noqa: E402
@@ -384,3 +385,7 @@ def test_the_command_writes_a_report(run, tmp_path):
 def test_template_values_are_escaped():
     text = render("report_rationale.html", facts=[("a < b", "<p>x</p>")], averages=[], other_names=[], versions="")
     assert "".join(parsed(text).find("body/header/ul/li").itertext()) == "<p>x</p>a < b"
+
+
+def test_scores_of_every_protocol_have_columns():
+    assert set(PROTOCOLS) - {"sanity"} <= set(PROTOCOL_METRICS)  # those of sanity are named after layers

@@ -89,6 +89,13 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "sufficiency": ("Sufficiency", "down",
                         "decrease of the answer's log-probability with the most relevant words alone", NO_THRESHOLD),
     },
+    "marked_removal": {
+        "better": ("Better than random", "up",
+                   "share of random removals that leave a higher value than removal of what the map marks",
+                   NO_THRESHOLD),
+        "drop": ("Lower than random", "up", "value after random removals minus that after removal of what is marked",
+                 NO_THRESHOLD),
+    },
     "event": {
         "less_before": ("Less before", "up", "less relevance in a frame before the movement than in one of it",
                         NO_THRESHOLD),

@@ -44,6 +44,8 @@ DESCRIPTIONS = {
     "top_word": "A prompt in which one word names the object: does this word have the highest score?",
     "right_object": "A question about one of several objects: does the object that decides the answer get the most "
     "relevance?",
+    "marked_removal": "The tenth of the input's cells that the map marks most is replaced by the mean of the input, or "
+    "the leading word of a prompt is left out, and compared with random removals of as much.",
     "event": "Videos in which a movement starts after some frames: do the frames before it get less relevance?",
     "source": "Texts whose next word comes from known words: do these have the highest score?",
     "continuation": "Log-probability of the right next word when the words with the highest scores are removed or kept "
