@@ -5,8 +5,8 @@
 Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Rows of the
 same model, task and method are replaced. Tables are in docs/worlds.md and on the pages of methods with a place for one.
 Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
-example, which worlds.parquet keeps for the runs collected since it exists. Areas and shares of the checks are in
-worlds-checks.json, and the values of each map they are computed from in worlds-checks-TASK.parquet, likewise.
+example, which worlds.parquet keeps; without runs, the CSV is computed from it again. Areas and shares of the checks are
+in worlds-checks.json, and the values of each map they are computed from in worlds-checks-TASK.parquet, likewise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from example_values import Values, add_values, mean_row, run_values
+from example_values import Values, add_values, mean_row, read_values, run_values
 
 from vitrail.bench.plan import CONTROLS
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "worlds.md"
+VALUES = HERE / "worlds.parquet"
 #: Scores in the CSV by protocol, and their names in the tables.
 SCORES = {
     "right_object": {"first": "right object first", "maximum": "maximum on it"},
@@ -58,15 +59,17 @@ def table_of(rows: list[dict[str, Any]], task: str) -> str:
     values = {(row["method"], row["score"]): row for row in own}
     methods = sorted({row["method"] for row in own}, key=lambda m: (m in CONTROLS, -values[m, scores[0]]["mean"], m))
     lines = [f"| method | {' | '.join(f'{names[s]} ↑' for s in scores)} |", f"|---|{'---|' * len(scores)}"]
+    counts = {method: max(row["examples"] for row in own if row["method"] == method) for method in methods}
+    most = max(counts.values())
     for method in methods:
         cells = []
         for score in scores:
             row = values.get((method, score))
             shown = "–" if row is None else f"{row['mean']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
             cells.append(shown.replace("%", " %"))
-        lines.append(f"| `{method}`{' (control)' if method in CONTROLS else ''} | {' | '.join(cells)} |")
-    count = max(row["examples"] for row in own)
-    return f"{count} examples of the `test` split, two maps each.\n\n" + "\n".join(lines)
+        what = " (control)" if method in CONTROLS else f" ({counts[method]} examples)" if counts[method] < most else ""
+        lines.append(f"| `{method}`{what} | {' | '.join(cells)} |")
+    return f"{most} examples of the `test` split, two maps each.\n\n" + "\n".join(lines)
 
 
 def check_table(checks: dict[str, Any]) -> str:
@@ -139,30 +142,24 @@ def add_checks(source: Path, target: Path) -> None:
 def main() -> None:
     """Collect runs and write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, only the page is updated")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, the CSV is computed again")
     parser.add_argument("--checks", type=Path, help="areas under the ROC curve of checks, replaced task by task")
     args = parser.parse_args()
     file, about, checked = (HERE / f"worlds{end}" for end in (".csv", "-manifest.json", "-checks.json"))
     if args.checks is not None:
         add_checks(args.checks, checked)
     checks = json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else {}
-    rows: list[dict[str, Any]] = []
     manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    if file.is_file():
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = [{**row, "control": row["control"] == "True", "examples": int(row["examples"]),
-                     **{k: float(row[k]) for k in ("mean", "low", "high")}}
-                    for row in csv.DictReader(stream)]  # fmt: skip
     for folder in args.runs:
-        values = run_values(folder, SCORES)
-        add_values(HERE / "worlds.parquet", values)
-        new = rows_of(values)
-        renewed = {(row["model"], row["task"], row["method"]) for row in new}
-        rows = [row for row in rows if (row["model"], row["task"], row["method"]) not in renewed] + new
+        known = read_values(VALUES)
+        # The controls of a run of fewer examples do not replace those of a larger one.
+        add_values(VALUES, {key: own for key, own in run_values(folder, SCORES).items()
+                            if key[2] not in CONTROLS or len(own) >= len(known.get(key, ()))})  # fmt: skip
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         name, methods = manifest["plan"]["name"], manifest["methods"]
         some = name in manifests and len(methods) < len(manifests[name]["methods"])  # a run of further methods
         manifests[f"{name}, {', '.join(methods)}" if some else name] = manifest
+    rows = rows_of(read_values(VALUES))
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()

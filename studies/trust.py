@@ -147,8 +147,9 @@ def main() -> None:
         before = results.get(name, {"images": images, "methods": {}})
         refuse_other_examples(name, before["images"], images, before["methods"], args.methods)
     if args.scenes:
-        results["scenes"], values = study_scenes(args.scenes, args.device)
-        print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
+        found, values = study_scenes(args.scenes, args.device)
+        results["scenes"] = {**found, "manifest": results["manifest"]}
+        print(f"scenes: ROC AUC {found['roc_auc']:.3f}, {clock}", flush=True)
         save_json(args.out, results)
         if args.out is not None:
             write_values(values_path(args.out, "scenes"), values)
