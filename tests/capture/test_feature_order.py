@@ -334,6 +334,24 @@ def test_ordinary_networks_are_in_order(name: str) -> None:
         check_feature_order(model, given, structure, 0, (3, 3))
 
 
+def half_black(rows: int, columns: int) -> Tensor:
+    image = torch.rand(1, 3, rows, columns, generator=torch.Generator().manual_seed(5))
+    image[..., : columns // 2] = 0
+    return image
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "pvt_v2_b0"])
+@pytest.mark.parametrize("size", [(64, 64), (96, 96)])
+def test_images_with_a_black_half_are_explained_without_a_word(name: str, size: tuple[int, int]) -> None:
+    """Norms of black parts respond to any noise alike."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessWarning)
+        vitrail.explain(model, half_black(*size), "gradcam_features", target=1)
+
+
 def test_stages_with_few_tokens_are_in_order() -> None:
     """Features of DaViT on small images see most of the image, and their own part most."""
     timm = pytest.importorskip("timm")
