@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.capture.own_vit import OwnViT
 from vitrail.capture import structure as structures
-from vitrail.capture.feature_order import check_feature_order
+from vitrail.capture.feature_order import FeatureOrder, check_feature_order, feature_order
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import GuessWarning, MapWarning, NotApplicableError
 
@@ -332,6 +332,47 @@ def test_ordinary_networks_are_in_order(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_feature_order(model, given, structure, 0, (3, 3))
+
+
+def half_black(rows: int, columns: int) -> Tensor:
+    image = torch.rand(1, 3, rows, columns, generator=torch.Generator().manual_seed(5))
+    image[..., : columns // 2] = 0
+    return image
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "pvt_v2_b0"])
+@pytest.mark.parametrize("size", [(64, 64), (96, 96)])
+def test_images_with_a_black_half_are_explained_without_a_word(name: str, size: tuple[int, int]) -> None:
+    """Norms of black parts respond to any noise alike."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessWarning)
+        vitrail.explain(model, half_black(*size), "gradcam_features", target=1)
+
+
+#: Responses along the columns of 4 × 4 features of an MLP-Mixer, each of which sees the whole image.
+MIXED = [[-1.41, -1.93, -2.03, -2.18], [0.31, 0.44, -0.61, 0.29], [1.23, -0.38, -0.34, -1.03], [2.04, 1.98, 1.07, 1.78]]
+
+
+def along_rows(responses: list[list[float]]) -> Tensor:
+    """Responses as given along rows, and clear ones along columns, for two draws."""
+    rows = torch.tensor(responses, dtype=torch.float64)
+    columns = 2 * torch.arange(rows.shape[1], dtype=torch.float64).expand_as(rows)
+    return torch.stack([rows, columns]).expand(2, 2, *rows.shape)
+
+
+def test_responses_that_differ_within_rows_do_not_show_another_order() -> None:
+    assert feature_order(along_rows(MIXED)) is FeatureOrder.RASTER
+    exchanged = [[10 * i + 0.1 * value for value in MIXED[i]] for i in (0, 2, 1, 3)]
+    assert feature_order(along_rows(exchanged)) is FeatureOrder.OTHER
+
+
+def test_weak_responses_that_contradict_the_order_are_not_measured() -> None:
+    weak = [[-0.62, -0.08], [-1.64, -1.07]]
+    assert feature_order(along_rows(weak)) is FeatureOrder.ALIKE
+    assert feature_order(along_rows([[4 * value for value in row] for row in weak])) is FeatureOrder.OTHER
 
 
 def test_stages_with_few_tokens_are_in_order() -> None:

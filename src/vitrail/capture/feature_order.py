@@ -22,10 +22,14 @@ from vitrail.fast.unchanged import state_of
 
 #: Responses that spread less than this over all features are alike: logarithms of ratios of squared changes.
 ALIKE = 0.2
+#: Responses that spread less than this do not show another order.
+WEAK = 1.0
 #: Ratios that differ by less than this are not told apart where they contradict the order of the image.
 CLEAR = 0.5
 #: Rank correlation of responses and rows below which features are in another order.
 IN_ORDER = 0.5
+#: Below this they are in another order even if no single row or feature shows it.
+UNRELATED = 0.25
 #: A feature has crossed a boundary beyond this share of the way to the next row, and this multiple of the scatter.
 DISPLACED, SCATTER = 0.75, 5.0
 #: Quantiles of the distance from the median of a normal distribution, in standard deviations.
@@ -136,12 +140,16 @@ def _order_along(ratios: Tensor) -> FeatureOrder:
         return FeatureOrder.ALIKE
     spread = 1.4826 * float((values - values.quantile(0.5)).abs().quantile(0.5))
     place = torch.arange(len(mean), device=mean.device)[:, None].expand_as(mean)[seen]
-    if _correlation(_ranks(values), place) >= IN_ORDER:
+    correlation = _correlation(_ranks(values), place)
+    if correlation >= IN_ORDER:
         if spread < ALIKE:
             return FeatureOrder.ALIKE
-        return FeatureOrder.OTHER if _displaced(mean) else FeatureOrder.RASTER
+        if not _displaced(mean):
+            return FeatureOrder.RASTER
+        return FeatureOrder.OTHER if spread >= WEAK else FeatureOrder.ALIKE
     agree = _correlation(_ranks(ratios[0][seen]), _ranks(ratios[-1][seen])) >= AGREE
-    return FeatureOrder.OTHER if agree and spread >= CLEAR else FeatureOrder.ALIKE
+    clear = agree and spread >= WEAK and (correlation < UNRELATED or _displaced(mean))
+    return FeatureOrder.OTHER if clear else FeatureOrder.ALIKE
 
 
 def _correlation(one: Tensor, two: Tensor) -> float:
@@ -164,7 +172,8 @@ def _displaced(ratios: Tensor) -> bool:
     middle = middle.where(~middle.isnan(), middle.nanmedian())
     error = (ratios - middle[:, None]).nan_to_num()
     least = max(CLEAR, SCATTER * _scatter(error, 0.15))
-    if bool((middle.cummax(0).values - middle > least).any()):
+    # Features of one row agree where whole rows are in another place, so half of their distances count.
+    if bool((middle.cummax(0).values - middle > max(least, SCATTER * _scatter(error, 0.5))).any()):
         return True
     step = DISPLACED * (middle[1:] - middle[:-1])
     way = step.clamp_min(least)[:, None]

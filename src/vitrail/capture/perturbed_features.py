@@ -23,9 +23,11 @@ from vitrail.errors import InputError, ModelError
 
 #: A ramp rises from exp(−STEEPNESS) · STRENGTH to STRENGTH.
 STEEPNESS, STRENGTH = 6.0, 0.3
+#: Share of noise in the image that the ramps perturb.
+BASE = 0.6
 #: Noise fields; each is used with four ramps.
 DRAWS = 2
-#: Images that are evaluated: the image itself, and one for each noise field and ramp.
+#: Images that are evaluated: the image with noise, and one for each noise field and ramp.
 PASSES = 1 + 4 * DRAWS
 #: Responses below this share of the largest are none.
 SILENT = 1e-24
@@ -60,23 +62,30 @@ def response_ratios(
 
 
 def perturbed_images(image: Tensor) -> Tensor:
-    """An image, and the same mixed with noise by each ramp, shape (`PASSES`, channels, height, width).
+    """An image mixed with noise, and the same mixed with more noise by each ramp, (`PASSES`, channels, height, width).
 
     The noise is uniform between the smallest and the largest value of the image, because some models check the range of
-    their pixels. It is weak, because the responses of norms to strong noise saturate. An image of one value is mixed
-    with noise around it.
+    their pixels. The ramps are weak, because the responses of norms to strong noise saturate; where an image is black
+    they saturate with any noise, so noise of the same strength everywhere is added first. An image of one value is
+    mixed with noise around it.
 
     Example:
-        >>> images = perturbed_images(torch.rand(1, 3, 8, 8))
-        >>> images.shape, bool(images.min() >= images[0].min())
+        >>> image = torch.rand(1, 3, 8, 8)
+        >>> images = perturbed_images(image)
+        >>> images.shape, bool(images.min() >= image.min())
         (torch.Size([9, 3, 8, 8]), True)
     """
     generator = torch.Generator().manual_seed(0)
     low, high = image.amin(), image.amax()
     low, high = torch.where(high > low, low, low - 1), torch.where(high > low, high, high + 1)
+
+    def drawn() -> Tensor:
+        return torch.rand(image.shape, generator=generator).to(image) * (high - low) + low
+
+    image = (image + BASE * (drawn() - image)).clamp(low, high)
     images = [image]
     for _ in range(DRAWS):
-        noise = torch.rand(image.shape, generator=generator).to(image) * (high - low) + low
+        noise = drawn()
         for axis in (2, 3):
             length = image.shape[axis]
             place = (torch.arange(length, device=image.device, dtype=torch.float64) + 0.5) / length
