@@ -50,6 +50,7 @@ OTHER_TESTS = {
 #: Test files that are named after no module of their package, each with the reason.
 OTHER_TEST_FILES = {
     "bench/report/test_report.py": "the report of a run as a whole",
+    "bench/report/test_report_plans.py": "plans of the package up to their report",
     "bench/test_failures.py": "failures in any part of a run",
     "bench/test_sources.py": "explaining and scoring images of any source",
     "bench/test_interruption.py": "interrupted and resumed runs",
