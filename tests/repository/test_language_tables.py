@@ -36,9 +36,9 @@ def test_rows_of_the_tables_are_those_of_the_stored_values(name, recall, tmp_pat
         assert [float(stored[key][k]) for k in ("examples", "mean", "low", "high")] == [
             found[k] for k in ("examples", "mean", "low", "high")
         ], key
-    # Controls of positions are computed from the prompts; AtMan on worlds was measured before values were kept.
-    without = {"recall": set(recall.POSITIONS), "worlds": {"atman", "atman:similar"}}[name]
-    assert {key[2] for key in stored if key not in values} <= without
+    # Controls of positions are computed from the prompts.
+    without = set(recall.POSITIONS) if name == "recall" else set()
+    assert {key[2] for key in stored if key not in values} == without
     first = next(iter(values))
     second = next(key for key in values if key[:3] != first[:3])
     example_values.add_values(tmp_path / "two.parquet", {key: values[key] for key in (first, second)})

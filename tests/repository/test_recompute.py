@@ -194,7 +194,7 @@ def test_checks_of_worlds_are_collected_with_their_values(studies, tmp_path, cap
 
 @pytest.mark.slow
 def test_committed_results_are_those_of_their_values(studies, capsys):
-    assert studies.recompute.main(["--show"]) == 0
+    assert studies.recompute.main(["--strict", "--show"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  scenes roc_auc: ") and line.endswith(" recomputed") for line in shown)
     tables = [line for line in shown if not line.startswith(" ")]
