@@ -11,13 +11,16 @@ the size of the image without interpolation.
 
 ``funnybirds.json`` has the scores of the model and of each method; ``funnybirds.parquet`` the values of each image at
 the method's threshold, NaN where a protocol leaves the image out. Both are written after each method. ``--images``
-takes every n-th scene, for methods of many passes. ``--join`` adds the methods of another run of the same weights.
+takes every n-th scene, for methods of many passes. With ``--responses FILE`` the logits of the interventions are kept
+and used again, so that several runs share them. ``--join`` adds the methods of another run of the same weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from study import RESULTS, SINGLE_PASS_METHODS, Clock, manifest, options, read_json, save_json, timed
 from torch import Tensor
 from training.funnybirds import MEAN, STD, TEST_SEED, load_trained, resize
@@ -59,6 +64,40 @@ DIMENSIONS = ("completeness", "correctness", "contrastivity", "mean")
 def model_inputs(images: Tensor) -> Tensor:
     """Rendered images as the model takes them."""
     return normalise(resize(images), MEAN, STD)
+
+
+def weights_hash(path: Path) -> str:
+    """SHA-256 of a file of weights."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kept_responses(
+    file: Path | None, weights: Path, numbers: list[int], compute: Callable[[], BirdResponses]
+) -> BirdResponses:
+    """Responses of some scenes from a file of the same weights that has them all, else computed and written to it.
+
+    Args:
+        file: Logits with the numbers of the scenes, or None to keep nothing.
+        weights: Of the model.
+        numbers: Of the scenes.
+        compute: Renders and classifies the interventions of the scenes.
+    """
+    digest = weights_hash(weights)
+    if file is not None and file.is_file():
+        with safe_open(file, "pt") as opened:
+            same = (opened.metadata() or {}).get("weights") == digest
+        stored = load_file(file)
+        places = {number: place for place, number in enumerate(stored["numbers"].tolist())}
+        if same and places.keys() >= set(numbers):
+            rows = torch.tensor([places[number] for number in numbers])
+            own = {name: stored[name][rows] for name in ("labels", "subsets", "objects")}
+            return BirdResponses(draw_bird_classes(), **own)
+    found = compute()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = {name: getattr(found, name).contiguous() for name in ("labels", "subsets", "objects")}
+        save_file({"numbers": torch.tensor(numbers), **own}, file, {"weights": digest})
+    return found
 
 
 def respond(model: torch.nn.Module, renderer: BirdRenderer, scenes: list[BirdScene]) -> BirdResponses:
@@ -137,6 +176,7 @@ def run(args: argparse.Namespace) -> None:
     """Render, classify, explain and score."""
     clock = Clock(args.minutes)
     warnings.simplefilter("ignore", MapWarning)
+    torch.set_float32_matmul_precision("high")
     args.out.mkdir(parents=True, exist_ok=True)
     model = load_trained(args.weights, torch.device(args.device))
     renderer = BirdRenderer(args.assets / "funnybirds" / "parts", device=args.device, batch=args.batch)
@@ -144,7 +184,10 @@ def run(args: argparse.Namespace) -> None:
     numbers = list(range(len(scenes)))[:: max(1, len(scenes) // args.images)][: args.images]
     scenes = [scenes[i] for i in numbers]
     images, labels = renderer.render_with_parts(scenes)
-    responses, seconds = timed(lambda: respond(model, renderer, scenes), args.device)
+    responses, seconds = timed(
+        lambda: kept_responses(args.responses, args.weights, numbers, lambda: respond(model, renderer, scenes)),
+        args.device,
+    )
     print(f"{len(images)} scenes and their interventions: {seconds:.0f} s", flush=True)
     if args.device != "cpu":
         torch.cuda.empty_cache()
@@ -156,7 +199,7 @@ def run(args: argparse.Namespace) -> None:
             "accuracy": of_model["accuracy"].mean().item(), "background_independence": independent,
             "images": len(scenes), "background_objects": int(present), "seconds": round(seconds, 1),
         },
-        "manifest": manifest(args.device, batch=args.explained),
+        "manifest": manifest(args.device, batch=args.explained, matmul="tf32"),
         "training": read_json(args.weights.with_name("manifest.json"), {}),
         "methods": {},
     }  # fmt: skip
@@ -188,6 +231,7 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, help="weights of training.funnybirds")
     parser.add_argument("--join", type=Path, help="folder of another run, whose methods are added")
+    parser.add_argument("--responses", type=Path, help="file of the logits of the interventions, written if missing")
     parser.add_argument("--explained", type=int, default=50, help="images that are explained together (%(default)s)")
     args = parser.parse_args()
     join(args.join, args.out) if args.join else run(args)
