@@ -189,6 +189,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(args.model).to(args.device).eval()
     reading = TokenizerSettings(tokenizer, reduction="max", all_windows=args.whole)
@@ -200,7 +201,7 @@ def main() -> None:
         "model": args.model.name, "split": args.split, "reviews": len(samples),
         "accuracy": float(np.mean([s.label == own for s, own in zip(samples, predicted, strict=True)])),
         "read": "to the end" if args.whole else "first window", "words": "max of pieces", "explained": "true class",
-        "quick": args.quick,
+        "quick": args.quick, "matmul": "tf32",
     }  # fmt: skip
     save_json(args.out, {"manifest": manifest(args.device, **about), "rows": rows})
 
