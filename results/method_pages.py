@@ -129,12 +129,12 @@ SITUATIONS = (
     ),
     Situation(
         "Swin and pyramids", _applies("Swin"), _highest("srg"), ("srg", "cost"),
-        "apply without attention between all patches; by SRG on the plain models",
+        "apply without attention between all patches; by SRG on the plain models, of `shapley` with a gradient map",
     ),
     Situation(
         "no access to attention or gradients",
         lambda card: card.method.family == "perturbation" and card.method.applies.reads == "outputs",
-        _highest("srg"), ("srg", "cost"), "read the model's outputs only; by SRG",
+        _highest("srg"), ("srg", "cost"), "read the model's outputs only; by SRG, of `shapley` with a gradient map",
     ),
 )  # fmt: skip
 #: Names of the lines in the recommendations.

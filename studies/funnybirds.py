@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from bird_values import PROTOCOLS, mean_interval
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from study import RESULTS, SINGLE_PASS_METHODS, Clock, manifest, options, read_json, save_json, timed
@@ -40,10 +41,8 @@ import vitrail
 from vitrail.data.funnybirds.birds import BirdScene, draw_bird_classes, draw_bird_scenes, intervene, list_interventions
 from vitrail.data.funnybirds.renderer import BirdRenderer
 from vitrail.errors import MapWarning, VitrailError
-from vitrail.scores import interval
 from vitrail.scores.funnybirds import (
     PART_THRESHOLDS,
-    THRESHOLDED,
     BirdResponses,
     PartImportance,
     measure_parts,
@@ -57,7 +56,6 @@ METHODS = (
     "random", "centre", "edges", "iia", "dix", "tam", "bi_attn", "integrated_gradients", "smoothgrad", "attattr",
     "occlusion", "vit_cx", "rise:masks=500", "value_zeroing", "scorecam", "tis", "shapley",
 )  # fmt: skip
-PROTOCOLS = (*THRESHOLDED, "single_deletion", "target_sensitivity")
 DIMENSIONS = ("completeness", "correctness", "contrastivity", "mean")
 
 
@@ -130,23 +128,15 @@ def at_threshold(values: dict[str, Tensor], threshold: float) -> np.ndarray:
     return torch.stack([values[p][:, index] if values[p].ndim == 2 else values[p] for p in PROTOCOLS], 1).numpy()
 
 
-def dimensions(means: np.ndarray) -> np.ndarray:
-    """The mean of the three dimensions from means of values and of what is valid, for `interval`."""
-    check, keep, delete, calm, single, target = np.moveaxis(means[..., :6] / means[..., 6:], -1, 0)
-    completeness = ((check + keep + delete) / 3 + calm) / 2
-    return np.asarray((completeness + single + target) / 3)
-
-
 def row_of(values: dict[str, Tensor]) -> tuple[dict[str, Any], np.ndarray]:
     """Scores of a method with the 95 % interval of their mean, and the values of each image."""
     found = summarise_birds(values)
     own = at_threshold(values, found["threshold"])
-    valid = ~np.isnan(own)
-    if not valid.any(0).all():  # undefined for all images, such as the correlation of a constant map
+    mean = mean_interval(own)
+    if mean is None:
         return {k: round(v, 5) for k, v in found.items()}, own
-    low, high = interval(np.concatenate([np.nan_to_num(own), valid], 1), dimensions)[1:]
-    left_out = {f"{p}_images": int(n) for p, n in zip(PROTOCOLS, valid.sum(0), strict=True)}
-    return {k: round(v, 5) for k, v in {**found, "low": low, "high": high}.items()} | left_out, own
+    left_out = {f"{p}_images": int(n) for p, n in zip(PROTOCOLS, (~np.isnan(own)).sum(0), strict=True)}
+    return {k: round(v, 5) for k, v in {**found, "low": mean.low, "high": mean.high}.items()} | left_out, own
 
 
 def save(folder: Path, result: dict[str, Any], per_image: dict[str, np.ndarray], numbers: list[int]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import recomputed_maps as maps
+import recomputed_protocols as protocols
 import recomputed_scores as scores
 from study import RESULTS
 from value_tables import RecomputedRow
@@ -28,6 +29,7 @@ TABLES: dict[str, Callable[[Path], Iterator[RecomputedRow]]] = {
     "compare": maps.comparisons, "paper-tables": scores.paper_tables, "ablations": scores.ablations,
     "gradtoken": scores.gradtoken, "vitcx": scores.vitcx, "shapley": scores.shapley,
     "overdetermination": scores.overdetermined, "cards": scores.cards, "vit_shapley": scores.vit_shapley,
+    "grids": protocols.grids, "movies": protocols.movies, "funnybirds": protocols.birds,
 }  # fmt: skip
 
 

@@ -12,8 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from vitrail.methods import METHODS
 from vitrail.methods.card import method_card
+from vitrail.scores import difference
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {2: "two", 6: "six", 12: "twelve", 15: "fifteen", 16: "sixteen"}
@@ -167,9 +170,47 @@ def sizes(page: str, *names: str, digits: int = 2) -> tuple[Claim, ...]:
     )
 
 
+@cache
+def example_values(path: str) -> Any:
+    """A file of the values of each example."""
+    return pl.read_parquet(ROOT / path)
+
+
+def paired(path: str, methods: tuple[str, str], examples: int, **chosen: str) -> tuple[str, str, str]:
+    """Difference of two methods in points, with its 95 % interval; examples in the order of the file."""
+    table = example_values(path).filter(pl.col("value").is_not_nan(), **chosen)
+    own = [table.filter(method=name)["value"].to_numpy().astype(float) for name in methods]
+    assert len(own[0]) == len(own[1]) == examples, chosen
+    value, low, high = (f"{100 * number:.1f}".replace("-", "−") for number in difference(*own))
+    return value, low, high
+
+
+def leads_of_vtranm(order: str) -> list[tuple[float, float, float]]:
+    """Differences of VTranM to the best other method on CIFAR-10 by an order of removal, with their intervals."""
+    found = []
+    for model in ("cifar10", "cifar10-distilled"):
+        table = example_values(f"studies/results/paper-tables-{model}-{model}.parquet")
+        for target in ("label", "predicted"):
+            own = table.filter(score=f"{order}(black)", target=target).pivot("method", index="image", values="value")
+            means = {name: own[name].mean() for name in own.columns[1:] if name not in CONTROLS | {"vtranm"}}
+            best = (min if order == "positive" else max)(means, key=means.__getitem__)
+            found.append(tuple(difference(own["vtranm"].to_numpy(), own[best].to_numpy())))
+    return found
+
+
+def positive_leads() -> tuple[str, str]:
+    """The smallest and the largest lead of VTranM in the positive test on CIFAR-10, in points."""
+    assert all(low <= 0 <= high for _, low, high in leads_of_vtranm("negative"))
+    leads = leads_of_vtranm("positive")
+    assert all(high < 0 for *_, high in leads)
+    return f"{min(-value for value, *_ in leads):.1f}", f"{max(-value for value, *_ in leads):.1f}"
+
+
 THOUSAND, PAGE = "results/imagenet1000.csv", "docs/results.md"
 MODELS, THREE = "docs/three-models.md", "results/three_models"
 MOVIES = "studies/results/movies"
+WORLDS, RECALL, NEEDLES = "results/worlds.parquet", "results/recall.parquet", "studies/results/needles-smollm2.parquet"
+OBJECT, SINGLE = ("leadlight", "leadlight:object"), ("leadlight", "leadlight:single")
 CLAIMS = (
     Claim("README.md", "{} methods by twelve scores", lambda: (len(measured_methods(THOUSAND)),)),
     Claim("README.md", "[{} tutorials]", lambda: (tutorials().capitalize(),)),
@@ -207,6 +248,21 @@ CLAIMS = (
     Claim("studies/README.md", "| {} of the {} methods with a measured time", quick_and_faithful),
     Claim("studies/README.md", "All {} methods tried work on {} of {} plain vision transformers", timm_counts),
     Claim("studies/README.md", "all {} on {} of {} plain vision transformers", timm_counts),
+    Claim("docs/worlds.md", "(90.5 against 88.2 %, difference {} points [{}, {}])",
+          lambda: paired(WORLDS, OBJECT, 200, task="movements", score="share")),
+    Claim("docs/worlds.md", "87.0 against 96.0 % ({} points [{}, {}])",
+          lambda: paired(WORLDS, OBJECT, 200, task="words", score="top")),
+    Claim("docs/worlds.md", "52.2 against 58.3 % ({} points [{}, {}])",
+          lambda: paired(WORLDS, OBJECT, 200, task="tones", score="hit")),
+    Claim("docs/worlds.md", "[questions](#questions) ({} points [{}, {}])",
+          lambda: paired(WORLDS, OBJECT, 200, task="questions", score="first")),
+    Claim("docs/worlds.md", "95.5 against 94.2 %, a difference of {} points [{}, {}]",
+          lambda: paired(WORLDS, OBJECT, 200, task="captions", score="share")),
+    Claim("docs/language-model-truth.md", "(before 77.5 %, difference {} points [{}, {}])",
+          lambda: paired(RECALL, SINGLE, 100, task="copy", score="share")),
+    Claim("docs/language-model-truth.md", "(30.6 %, difference {} points [{}, {}], paired bootstrap)",
+          lambda: paired(NEEDLES, SINGLE, 108, score="answer word")),
+    Claim("docs/papers/vtranm.md", "its area is {} to {} points lower (↓) than that of the next", positive_leads),
     *sizes("docs/cards/cifar10.md", "cifar10", digits=1),
     *sizes("docs/cards/cifar10-distilled.md", "cifar10-distilled", digits=1),
     *sizes("docs/cards/lm-recall.md", "lm-recall"),

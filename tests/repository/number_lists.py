@@ -18,7 +18,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "docs/index.md": (f"{STUDIES}/grid_pointing/cat.json",),
     "docs/methods/leadlight.md#the-default-on-second-halves": (
         GRIDS, f"{STUDIES}/leadlight_thorough/*.json", f"{STUDIES}/leadlight_both/*.json",
-        f"{STUDIES}/pairs-scenes.json",
+        f"{STUDIES}/pairs-scenes.json", f"{STUDIES}/trust.json",
     ),
     "docs/methods/leadlight.md#card": (GRIDS,),
     "docs/methods/leadlight.md#corners": (GRIDS,),

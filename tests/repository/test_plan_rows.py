@@ -23,7 +23,8 @@ def studies(monkeypatch, tmp_path):
 
     monkeypatch.setattr(recompute, "RESULTS", tmp_path)
     yield plan_rows, recompute
-    for name in ("plan_rows", "plan_values", "recompute", "recomputed_maps", "recomputed_scores"):
+    recomputed = (f"recomputed_{name}" for name in ("maps", "protocols", "scores"))
+    for name in ("plan_rows", "plan_values", "recompute", *recomputed):
         sys.modules.pop(name)
 
 
