@@ -15,6 +15,7 @@ import argparse
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,12 @@ def measure(
         collected[name] = RationaleScores()
         collected[name].add(ids, values)
         print(f"{name}: F1 {collected[name].macro().mean():.4f}, {clock}", file=sys.stderr, flush=True)
-        save_values(args.out, collected)
+        save_values(args.out, collected, args.top)
     return _rows(args, collected, seconds)
 
 
-def save_values(out: Path | None, collected: dict[str, RationaleScores]) -> None:
-    """Write the values of each review beside the results, with a column for each score."""
+def save_values(out: Path | None, collected: dict[str, RationaleScores], top: Sequence[int]) -> None:
+    """Write the values of each review beside the results: each score, and the token-F1 of each number of words."""
     if out is None:
         return
     ids = next(iter(collected.values())).ids
@@ -128,6 +129,8 @@ def save_values(out: Path | None, collected: dict[str, RationaleScores]) -> None
         if score == "f1" or score in next(iter(collected.values())).columns:
             own = [s.columns_of("f1").mean(1) if score == "f1" else s.column(score) for s in collected.values()]
             columns[score] = np.concatenate(own).astype(np.float32)
+    by_count = np.concatenate([s.columns_of("f1") for s in collected.values()]).astype(np.float32)
+    columns |= {f"f1@{k}": by_count[:, j] for j, k in enumerate(top)}
     out.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), out.with_suffix(".parquet"), compression="zstd")
 

@@ -60,7 +60,7 @@ def test_tables_are_those_of_the_files(monkeypatch):
 
 @pytest.mark.parametrize(
     ("file", "part", "place", "count"),
-    [("movies-base", 1, 5, 9), ("movies-base-second", 2, 5, 10), ("movies", 3, 8, 13), ("movies-decoder", 4, 17, 22)],
+    [("movies-base", 1, 19, 24), ("movies-base-second", 2, 5, 10), ("movies", 3, 12, 18), ("movies-decoder", 4, 17, 22)],
 )
 def test_docs_page_matches_the_results_files(file: str, part: int, place: int, count: int):
     rows = read_rows(FOLDER / f"{file}.json")
@@ -100,13 +100,13 @@ def test_the_report_draws_it():
     about, found = read_rationale_results(path)
     page = rationale_html(about, found)
     assert all(f"<title>{name}</title>" in page for name in read_rows(path))
-    assert "<b>88.9 %</b>accuracy" in page
+    assert "<b>82.9 %</b>accuracy" in page
     assert ">False<" not in page
 
 
 def test_training_manifest_matches_the_classifier():
     entry = json.loads((ROOT / "training" / "results" / "movies-manifest.json").read_text())["models"]["movies"]
-    assert 100 * entry["accuracy"]["test_top1"] == pytest.approx(90.95, abs=0.01)
+    assert 100 * entry["accuracy"]["test_top1"] == pytest.approx(86.93, abs=0.01)
     log = (ROOT / "training" / "results" / "movies-log.jsonl").read_text(encoding="utf-8").splitlines()
     verdicts = [json.loads(line) for line in log if '"verdicts"' in line]
     assert max(verdicts, key=lambda v: v["val_accuracy"])["epoch"] == entry["training"]["verdicts"]["kept_epoch"]
