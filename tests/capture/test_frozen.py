@@ -143,6 +143,16 @@ def test_works_where_gradients_are_off(context):
     assert torch.equal(found.grid, expected.grid)
 
 
+@pytest.mark.parametrize("method", ["transformer_mm", "attnlrp", "integrated_gradients"])
+def test_weights_of_inference_mode_are_named_and_the_model_restored(method):
+    with torch.inference_mode():
+        model = tiny_vit().train()
+    with pytest.raises(ModelError, match=r"made under torch.inference_mode\(\)"):
+        vitrail.explain(model, torch.randn(1, 3, 32, 32), method, target=1)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_wrappers_are_stepped_over():
     model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
     expected = vitrail.explain(model, images, "transformer_mm", target=1)

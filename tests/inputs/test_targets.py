@@ -6,7 +6,7 @@ import torch
 
 import vitrail
 from vitrail.errors import TargetError
-from vitrail.inputs.targets import class_index
+from vitrail.inputs.targets import class_index, class_scores
 from vitrail.models import imagenet_classes
 from vitrail.testing import tiny_vit
 
@@ -43,3 +43,25 @@ def test_imagenet_names_with_several_matches():
     assert [names[i].split(",")[0] for i in by_case] == ["Cardigan", "cardigan"]
     with pytest.raises(TargetError, match=r"several classes are called 'crane': 134 crane, 517 crane; give an index"):
         class_index("crane", names)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("margin", [1.0, 12.0, 17.0, 24.0])
+def test_gradient_of_the_probability_of_a_confident_class(margin, score):
+    """In single precision the probability rounds to one, its derivative by the logit of the class must not to zero."""
+    logits = torch.tensor([[margin, 0.5, -torch.inf, 0.0]], requires_grad=True)
+    (found,) = torch.autograd.grad(class_scores(logits, score)[0, 0], logits)
+    wide = logits.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.sigmoid(wide[0, 0] - wide[0, 1:].logsumexp(0)), wide)
+    probability = 1.0 if score == "prob" else float(wide.detach().softmax(-1)[0, 0])
+    torch.testing.assert_close(found, (expected / probability).float(), rtol=1e-5, atol=0)
+
+
+def test_maps_of_a_confident_class_do_not_depend_on_the_precision():
+    model = tiny_vit()
+    with torch.no_grad():
+        model.head.bias[2] += 18
+    found = vitrail.explain(model, IMAGES, "vtranm", target=2)
+    assert (1 - found.logits.double().softmax(-1)[:, 2] < 1e-6).all()
+    expected = vitrail.explain(model.double(), IMAGES.double(), "vtranm", target=2)
+    torch.testing.assert_close(found.maps, expected.maps.float(), rtol=0, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from dataclasses import replace
 from functools import wraps
@@ -324,3 +325,14 @@ def test_a_spectrogram_that_was_taken_for_an_image_names_the_fix():
 def test_the_name_of_a_parameter_says_that_a_tensor_is_a_spectrogram():
     e = vitrail.explain(vitrail.load("tones"), torch.randn(2, 128, 64), "gradient_x_input", target=0)
     assert [axis.name for axis in e.axes] == ["time", "frequency"]
+
+
+def test_float_pixels_up_to_255_give_a_warning_and_normalised_images_do_not():
+    model = vitrail.LoadedModel(tiny_vit(), vitrail.Preprocess((32, 32)), name="mine")
+    pixels = torch.randint(0, 256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0)).float()
+    with pytest.warns(GuessWarning, match=r"values up to 255, .*scale them to \[0, 1\] and normalise them"):
+        vitrail.explain(model, pixels, "rollout")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessWarning)
+        vitrail.explain(model, 4 * torch.randn(1, 3, 32, 32), "rollout")
+        vitrail.explain(tiny_vit(), pixels, "rollout")  # a model whose normalisation is not known

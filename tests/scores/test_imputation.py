@@ -72,3 +72,11 @@ def test_imputation_keeps_the_rest_and_needs_a_pixel() -> None:
     assert noisy.std().item() == pytest.approx(0.5, rel=0.05)
     with pytest.raises(InputError, match="removed pixels of shape"):
         impute(images, removed[:, :3])
+
+
+def test_pixels_that_are_not_solved_give_a_warning(monkeypatch) -> None:
+    monkeypatch.setattr("vitrail.scores.imputation.MAX_ITERATIONS", 2)
+    images, removed = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 16, 16) > 0
+    removed[1, 2:14, 2:14] = True  # the first image has nothing to solve
+    with pytest.warns(RuntimeWarning, match="pixels of 1 images are not exact: after 2 iterations"):
+        impute(images, removed)

@@ -187,7 +187,8 @@ class _Settings:
                 self.training.append(module)
             if parameters:
                 for parameter in held["_parameters"].values():
-                    if parameter is not None and parameter.requires_grad:
+                    # Tensors of inference mode cannot be set back; `run_model` says what is wrong with them.
+                    if parameter is not None and parameter.requires_grad and not parameter.is_inference():
                         self.trainable.append(parameter)
             own = getattr(held.get("forward"), "_torchdynamo_orig_callable", None)  # forward = torch.compile(forward)
             if own is not None or held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:

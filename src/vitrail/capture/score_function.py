@@ -165,4 +165,18 @@ def as_probabilities(logits: Tensor, function: str, log: bool = False) -> Tensor
         return logits
     if function == "sigmoid" or logits.shape[1] == 1:
         return nn.functional.logsigmoid(wide) if log else torch.sigmoid(wide)
-    return wide.log_softmax(-1) if log else wide.softmax(-1)
+    if not wide.requires_grad:
+        return wide.log_softmax(-1) if log else wide.softmax(-1)
+    found = _log_softmax(wide)
+    return found if log else found.exp()
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Log-softmax whose gradient is accurate where a class has nearly all of the probability.
+
+    The derivative of log p by the logit of its class is 1 - p. For the likeliest class the usual formula rounds p to 1
+    and loses it, while the derivatives by the other logits remain. Here it is the sigmoid of their difference.
+    """
+    top = logits.argmax(-1, keepdim=True)
+    others = logits.scatter(-1, top, torch.finfo(logits.dtype).min).logsumexp(-1, keepdim=True)
+    return logits.log_softmax(-1).scatter(-1, top, nn.functional.logsigmoid(logits.gather(-1, top) - others))

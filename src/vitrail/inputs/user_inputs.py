@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: A tensor, a PIL image, a path, a sequence of these, keyword arguments for the model (a tokenizer's output), a tuple
 #: of its positional arguments, or the dict or dataclass that it takes as its only argument.
 Inputs = Any
+#: Times the largest value of a normalised image at which values are taken for raw pixels.
+_RAW_PIXELS = 10
 
 
 def to_model_inputs(
@@ -80,6 +82,7 @@ def to_model_inputs(
     for name, tensor in model_inputs.named:
         if tensor.is_floating_point() and "mask" not in name and not bool(torch.isfinite(tensor).all()):
             raise InputError("the input holds NaN or infinite values: check how it was normalised")
+    _warn_of_raw_pixels(inputs, model.preprocess)
     model_inputs = replace(model_inputs, reading=reading or OutputReading())
     return describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
 
@@ -96,6 +99,22 @@ def _check_roles(roles: Any, of: Any) -> None:
         raise InputError(f"roles={roles!r} must be a dict from names of tensors to roles, as {{'input_ids': 'shared'}}")
     if of is not None and not isinstance(of, str):
         raise InputError(f"of={of!r} must be the name of the tensor that is explained")
+
+
+def _warn_of_raw_pixels(images: Inputs, preprocess: Any) -> None:
+    """Warn of values far outside of what the model's normalisation gives, such as pixels from 0 to 255."""
+    if not isinstance(preprocess, Preprocess) or not isinstance(images, Tensor) or not images.is_floating_point():
+        return
+    limit = max(max(mean, 1 - mean) / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True))
+    largest = float(images.abs().amax())
+    if largest > _RAW_PIXELS * limit:
+        warnings.warn(
+            f"the images have values up to {largest:.4g}, and the normalisation of this model gives at most "
+            f"{limit:.3g}: if they are raw pixels, scale them to [0, 1] and normalise them, or pass paths or PIL "
+            "images, which are prepared for you",
+            GuessWarning,
+            stacklevel=5,
+        )
 
 
 def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -90,6 +92,15 @@ def _solve(images: Tensor, hidden: Tensor, tolerance: float) -> Tensor:
         before, energy = energy, _dot(residual, scaled)
         unsolved = unsolved & (energy > least)
         direction = scaled + energy / before.where(before > least, 1.0) * direction
+    else:
+        if bool(unsolved.any()):
+            warnings.warn(
+                f"imputed pixels of {int(unsolved.sum())} images are not exact: after {MAX_ITERATIONS} iterations the "
+                f"residual is {float(_largest(residual).max()):.2g}, above the tolerance of {tolerance:.2g}; pass a "
+                "larger tolerance= or images in double precision",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     return u
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import TargetError
 from vitrail.models.image_geometry import ImageGeometry
@@ -101,7 +101,8 @@ class AnswerTarget(NamedTarget):
         scores = output.token_scores()[:, list(self.columns)]
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
         chosen = torch.tensor(self.ids, device=scores.device).view(1, -1, 1).expand(len(scores), -1, 1)
-        return scores.gather(-1, chosen)[..., 0] - scores.logsumexp(-1)
+        odds = scores.gather(-1, chosen)[..., 0] - scores.scatter(-1, chosen, -torch.inf).logsumexp(-1)
+        return nn.functional.logsigmoid(odds)  # its gradient is accurate for near-certain tokens too
 
     def others(self, output: OutputReader, image: int, count: int) -> Sequence[NamedTarget]:
         """The likeliest other tokens at each of its positions: the first of each, the second of each, and so on."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import TargetError
 from vitrail.models.image_geometry import ImageGeometry
@@ -103,11 +103,10 @@ class TokenTarget(NamedTarget):
         if self.score == "logit":
             return scores[:, self.index]
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
-        compared = scores
-        if self.score != "logprob":
-            itself = torch.tensor([self.index], device=scores.device)
-            compared = scores.index_fill(-1, itself, -torch.inf)
-        return scores[:, self.index] - compared.logsumexp(-1)
+        itself = torch.tensor([self.index], device=scores.device)
+        odds = scores[:, self.index] - scores.index_fill(-1, itself, -torch.inf).logsumexp(-1)
+        # Not the usual formula of the log-probability, whose gradient rounds 1 - p to zero for a near-certain token.
+        return nn.functional.logsigmoid(odds) if self.score == "logprob" else odds
 
     def others(self, output: OutputReader, image: int, count: int) -> Sequence[NamedTarget]:
         """The likeliest other tokens at the same position."""
