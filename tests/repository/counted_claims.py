@@ -269,6 +269,8 @@ CLAIMS = (
           lambda: paired(WORLDS, OBJECT, 200, task="captions", score="share")),
     Claim("docs/language-model-truth.md", "(before 77.5 %, difference {} points [{}, {}])",
           lambda: paired(RECALL, SINGLE, 100, task="copy", score="share")),
+    Claim("docs/language-model-truth.md", "(`attnlrp:released`: 96.0 %, difference {} points [{}, {}], paired",
+          lambda: paired(NEEDLES, ("context_cite", "attnlrp:released"), 300, score="odds word")),
     Claim("docs/language-model-truth.md", "(29.3 %, difference {} points [{}, {}], paired bootstrap)",
           lambda: paired(NEEDLES, SINGLE, 300, score="answer word")),
     Claim("docs/papers/vtranm.md", "its area is {} to {} points lower (↓) than that of the next", positive_leads),

@@ -99,7 +99,7 @@ GIVEN = {
     "docs/methods/vit_shapley.md": "512 850 4096", "docs/models.md": "0.5 1.1 1.4",
     "docs/papers/gradtoken.md": "16 16.82 16.92 20", "docs/papers/vit_cx.md": "0.036 0.05 20.95 2048 50000",
     "docs/quickstart.md": "0.15 0.9 1.1", "docs/results.md": "236 703", "docs/scores/agreement.md": "0.1",
-    "docs/scores/faithfulness.md": "0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
+    "docs/scores/faithfulness.md": "0.0001 0.0015 0.01", "docs/scores/funnybirds.md": "5 53.2 54.4 54.6 60.2 73.5 80.6 99.8",
     "docs/scores/overdetermination.md": "0.036 20.95", "docs/scores/sanity.md": "0.02 0.2 1.5",
     "docs/scores/segmentation.md": "0.1 0.9", "docs/scores/statistics.md": "0.22 0.7",
     "docs/scores/wsol.md": "0.05 0.3 0.5 0.7 0.95", "docs/text.md": "165 189 190 199 512",

@@ -60,7 +60,12 @@ def test_tables_are_those_of_the_files(monkeypatch):
 
 @pytest.mark.parametrize(
     ("file", "part", "place", "count"),
-    [("movies-base", 1, 19, 24), ("movies-base-second", 2, 5, 10), ("movies", 3, 12, 18), ("movies-decoder", 4, 17, 22)],
+    [
+        ("movies-base", 1, 19, 24),
+        ("movies-base-second", 2, 5, 10),
+        ("movies", 3, 12, 18),
+        ("movies-decoder", 4, 17, 22),
+    ],
 )
 def test_docs_page_matches_the_results_files(file: str, part: int, place: int, count: int):
     rows = read_rows(FOLDER / f"{file}.json")
