@@ -74,8 +74,21 @@ def test_features_that_come_from_everywhere_are_refused():
         def forward(self, images: Tensor) -> Tensor:
             return super().forward(images.mean((2, 3), keepdim=True).expand_as(images))
 
-    with pytest.raises(NotApplicableError, match="from all over the image"):
+    with pytest.raises(NotApplicableError, match="could not be measured: all respond nearly alike"):
         vitrail.explain(Blurred().eval(), IMAGES, "scorecam", target=1)
+
+
+@pytest.mark.parametrize("method", ["gradcam_features", "cdam"])
+@pytest.mark.parametrize("name", ["coatnet_pico_rw_224", "swinv2_tiny_window8_256"])
+def test_an_order_that_could_not_be_measured_is_refused_with_the_reason(name: str, method: str) -> None:
+    """Tokens of an untrained CoAtNet see the whole image; the norms of an untrained SwinV2 multiply by zero."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    swin = {"window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)} if "swin" in name else {}
+    model = timm.create_model(name, img_size=64, num_classes=4, **swin).eval()
+    reason = "they are the same for the image" if swin else "all respond nearly alike"
+    with pytest.raises(NotApplicableError, match=f"could not be measured: {reason}.*load trained weights"):
+        vitrail.explain(model, torch.rand(1, 3, 64, 64), method, target=1)
 
 
 class Blocks(nn.Module):

@@ -172,7 +172,9 @@ def test_responses_that_differ_within_rows_do_not_show_another_order() -> None:
 
 def test_weak_responses_that_contradict_the_order_are_not_measured() -> None:
     weak = [[-0.62, -0.08], [-1.64, -1.07]]
-    assert feature_order(along_rows(weak)) is FeatureOrder.ALIKE
+    assert feature_order(along_rows(weak)) is FeatureOrder.UNCLEAR
+    assert feature_order(along_rows([[0.1 * value for value in row] for row in weak])) is FeatureOrder.ALIKE
+    assert feature_order(along_rows([[torch.nan] * 2] * 2)) is FeatureOrder.SILENT
     assert feature_order(along_rows([[4 * value for value in row] for row in weak])) is FeatureOrder.OTHER
 
 
@@ -184,13 +186,15 @@ def test_stages_with_few_tokens_are_in_order() -> None:
     assert vitrail.explain(model, images, "gradcam_features", target=1).grid.shape[-2:] == (2, 2)
 
 
+@pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("methods", [["gradcam_features"], ["gradcam_features", "cdam"]])
-def test_what_could_not_be_measured_is_said_once_in_each_call(methods: list[str]) -> None:
+def test_what_could_not_be_measured_is_said_once_in_each_call(methods: list[str], check: bool) -> None:
+    """A check explains the model again, also with random weights."""
     model = Convolutions(wide=1.0).eval()
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            vitrail.explain(model, IMAGES, methods=methods, target=1)
+            vitrail.explain(model, IMAGES, methods=methods, target=1, check=check)
         assert ["could not be measured" in str(warning.message) for warning in caught].count(True) == 1
 
 

@@ -8,6 +8,7 @@ by row; see `vitrail.capture.perturbed_features`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -48,7 +49,30 @@ class FeatureOrder(Enum):
     RASTER = "row by row"
     OTHER = "in another order"
     ALIKE = "all respond alike"
+    UNCLEAR = "contradict the order of the image, but show no other one"
+    SILENT = "none responds"
     UNKNOWN = "no features of this grid"
+
+
+#: Why an order could not be measured, and what helps.
+_UNMEASURED = {
+    FeatureOrder.ALIKE: (
+        "all respond nearly alike to changes in any part of the image, as features from all over the image do",
+        "pass larger images, on which features see a part of the image, load trained weights if these are random",
+    ),
+    FeatureOrder.UNCLEAR: (
+        "they respond otherwise than features in the order of the image, but not clearly enough to show another order",
+        "pass larger images, on which features see a part of the image, load trained weights if these are random",
+    ),
+    FeatureOrder.SILENT: (
+        "they are the same for the image and for perturbed images, as features are after a norm whose weights are zero",
+        "load trained weights if these are as initialised",
+    ),
+    FeatureOrder.UNKNOWN: (
+        "on perturbed images the model fails, or has no finite features on this grid",
+        "pass another image if this one has values that are not finite",
+    ),
+}
 
 
 def check_feature_order(
@@ -81,33 +105,37 @@ def check_feature_order(
         for grid, ratios in zip(missing, found, strict=True):
             key = (id(structure), prefix, *grid)
             known[grid] = fast.remember(model, "feature order", (structure, state, feature_order(ratios)), key)
-    for grid, (*_, order) in known.items():
-        _report(order, model, structure, grid)
+    orders = {grid: order for grid, (*_, order) in known.items()}
+    for order in FeatureOrder:
+        _report(order, model, structure, [grid for grid, found in orders.items() if found is order])
 
 
-def _report(order: FeatureOrder, model: nn.Module, structure: ModelStructure, grid: tuple[int, int]) -> None:
-    """Warn of an order that is unknown, once in a call, and refuse another one."""
-    cells = f"{grid[0]}×{grid[1]}"
+def _report(order: FeatureOrder, model: nn.Module, structure: ModelStructure, grids: Sequence[tuple[int, int]]) -> None:
+    """Refuse another order of the features on some grids; refuse or warn of one that could not be measured.
+
+    Tokens that attention mixes are refused where their responses do not show their order. Features of other networks
+    are warned of, once in a call.
+    """
+    if order is FeatureOrder.RASTER or not grids:
+        return
+    cells = " and ".join(f"{rows}×{columns}" for rows, columns in grids)
     if order is FeatureOrder.OTHER:
         raise NotApplicableError(
             f"the features of {structure.model} are not in the order of the image: some of its {cells} features come "
-            f"from another place than their cell of the {cells} grid; use rise, occlusion or an input gradient instead"
+            "from another place than their cell of the grid; use rise, occlusion or an input gradient instead"
         )
-    if order is FeatureOrder.ALIKE and structure.layers:
-        raise NotApplicableError(
-            f"the features of {structure.model} are not those of patches: each of its {cells} tokens comes from all "
-            "over the image; pass larger images, on which its tokens see a part of the image, or use rise, occlusion "
-            "or an input gradient instead"
-        )
+    reason, advice = _UNMEASURED[order]
+    unmeasured = f"{structure.model}: whether its {cells} features lie row by row could not be measured: {reason}"
+    instead = "use rise, occlusion or an input gradient"
+    if structure.layers and order is not FeatureOrder.UNKNOWN:
+        raise NotApplicableError(f"{unmeasured}; {advice}, or {instead} instead")
     call = fast.current_call()
-    if order is FeatureOrder.RASTER or (call is not None and fast.recall(model, "unknown order", grid) is call):
-        return
-    fast.remember(model, "unknown order", call, grid)
-    warnings.warn(
-        f"{structure.model}: whether its {cells} features lie row by row could not be measured",
-        GuessWarning,
-        stacklevel=5,
-    )
+    said = call is not None and all(fast.recall(model, "unknown order", grid) is call for grid in grids)
+    for grid in grids:
+        fast.remember(model, "unknown order", call, grid)
+    if not said:
+        message = f"{unmeasured}; maps are right only if they do: {advice}, or {instead} instead"
+        warnings.warn(message, GuessWarning, stacklevel=5)
 
 
 def feature_order(ratios: Tensor | None) -> FeatureOrder:
@@ -128,7 +156,8 @@ def feature_order(ratios: Tensor | None) -> FeatureOrder:
         return FeatureOrder.UNKNOWN
     axes = [axis for axis in (ratios[:, 0], ratios[:, 1].mT) if axis.shape[1] > 1]
     orders = [_order_along(axis) for axis in axes]
-    return next((o for o in (FeatureOrder.OTHER, FeatureOrder.ALIKE) if o in orders), FeatureOrder.RASTER)
+    worst = (FeatureOrder.OTHER, FeatureOrder.SILENT, FeatureOrder.ALIKE, FeatureOrder.UNCLEAR)
+    return next((order for order in worst if order in orders), FeatureOrder.RASTER)
 
 
 def _order_along(ratios: Tensor) -> FeatureOrder:
@@ -137,7 +166,7 @@ def _order_along(ratios: Tensor) -> FeatureOrder:
     seen = ~mean.isnan()
     values = mean[seen]
     if not len(values):
-        return FeatureOrder.ALIKE
+        return FeatureOrder.SILENT
     spread = 1.4826 * float((values - values.quantile(0.5)).abs().quantile(0.5))
     place = torch.arange(len(mean), device=mean.device)[:, None].expand_as(mean)[seen]
     correlation = _correlation(_ranks(values), place)
@@ -146,10 +175,11 @@ def _order_along(ratios: Tensor) -> FeatureOrder:
             return FeatureOrder.ALIKE
         if not _displaced(mean):
             return FeatureOrder.RASTER
-        return FeatureOrder.OTHER if spread >= WEAK else FeatureOrder.ALIKE
+        return FeatureOrder.OTHER if spread >= WEAK else FeatureOrder.UNCLEAR
     agree = _correlation(_ranks(ratios[0][seen]), _ranks(ratios[-1][seen])) >= AGREE
     clear = agree and spread >= WEAK and (correlation < UNRELATED or _displaced(mean))
-    return FeatureOrder.OTHER if clear else FeatureOrder.ALIKE
+    unknown = FeatureOrder.ALIKE if spread < ALIKE else FeatureOrder.UNCLEAR
+    return FeatureOrder.OTHER if clear else unknown
 
 
 def _correlation(one: Tensor, two: Tensor) -> float:

@@ -235,8 +235,8 @@ def _suppress(A: Tensor, kept: Tensor) -> Tensor:
     Softmax leaves open what was added to all logits of a row, so the logarithm of the attention serves. Keys without
     attention are masked and stay so.
     """
-    logits = A.to(torch.promote_types(A.dtype, torch.float32)).log()
     masked = A == 0
-    low = logits.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
-    changed = ((logits - low) * kept[:, None, None].to(logits)).masked_fill(masked, -torch.inf)
-    return torch.where(masked.all(-1, keepdim=True), A, changed.softmax(-1).to(A.dtype))
+    logits = A.to(torch.promote_types(A.dtype, torch.float32)).log().masked_fill_(masked, torch.inf)
+    low = logits.amin(-1, keepdim=True)
+    logits.sub_(low).mul_(kept[:, None, None].to(logits)).masked_fill_(masked, -torch.inf)
+    return logits.softmax(-1).to(A.dtype).masked_fill_(low == torch.inf, 0.0)

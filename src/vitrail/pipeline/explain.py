@@ -366,10 +366,14 @@ def _explain_again(
     methods: Mapping[str, Mapping[str, Any]],
     target: Target,
 ) -> Explanations:
-    """Explain other inputs of the same model, for checks; texts that the target adds to the call are left out."""
+    """Explain other inputs of the same model, for checks; texts that the target adds to the call are left out.
+
+    What is guessed of the model was said in the call itself; of random weights or noisy inputs it is not said.
+    """
     if isinstance(inputs, ModelInputs) and own_call is not None and len(inputs.named) > len(own_call.named):
         kept = {name: value for name, value in inputs.kwargs.items() if name in own_call.kwargs}
         inputs = kept or inputs.image
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
+        warnings.simplefilter("ignore", GuessWarning)
         return explain(loaded, inputs, methods=methods, target=target, **request.settings())
