@@ -8,7 +8,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.bench.bench_helpers import open_store
-from vitrail.bench import LocalEngine, PlanError
+from vitrail.bench import LocalEngine, Plan, PlanError
+from vitrail.bench.plan_cost import ModelCost, explanation_cost
 from vitrail.data import SCENE_CLASSES, Scenes
 
 timm = pytest.importorskip("timm")
@@ -99,3 +100,22 @@ def test_relevance_stays_in_the_cell_that_the_output_depends_on(images: Path) ->
     reasons = {row["error"] for row in rows if row["model"] == "scenes"}
     assert len(reasons) == 1
     assert "need a timm VisionTransformer" in reasons.pop()
+
+
+def test_cost_of_grids_with_the_classes_of_all_cells() -> None:
+    model = ModelCost((224, 224), (14, 14), 192, 12, ("transformer_mm", "occlusion"), 1.0, 1)
+
+    def cost(protocol: str, method: str, n: int = 2) -> float:
+        plan = Plan(
+            name="a",
+            models="scenes",
+            methods=method,
+            protocols=protocol,
+            dataset={"name": "grids", "options": {"n": n}},
+        )
+        return explanation_cost(plan, plan.dataset[0], [method], method, model)
+
+    # A forward and backward pass for the plan's own map; for grids one forward and a backward pass for each cell.
+    assert cost("grid_pointing", "transformer_mm") == 3 + (1 + 2 * 4)
+    assert cost("difull", "transformer_mm") == 3 + 3 * 4 * 4  # four classes on images of four times the size
+    assert cost("dipart", "occlusion", 3) == cost("sanity", "occlusion", 3) / (1 + 12 + 3) * (1 + 81)

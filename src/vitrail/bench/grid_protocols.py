@@ -18,7 +18,7 @@ from vitrail.errors import NotApplicableError, error_line
 from vitrail.scores.disconnected import DisconnectedGrid
 from vitrail.scores.grid_pointing import score_grid_pointing
 
-DIFULL, DIPART = "difull", "dipart"
+GRID_POINTING, DIFULL, DIPART = "grid_pointing", "difull", "dipart"
 
 
 def _cells(batch: ScoreBatch) -> tuple[list[list[int]], int]:
@@ -74,7 +74,7 @@ def _disconnected(batch: ScoreBatch, grids: Tensor, n: int, cell: int | None) ->
 
 
 GRID_PROTOCOLS = (
-    BenchProtocol("grid_pointing", ("grid",), _score_grid_pointing, targets=(OBJECTS,)),
+    BenchProtocol(GRID_POINTING, ("grid",), _score_grid_pointing, targets=(OBJECTS,)),
     BenchProtocol(DIFULL, ("grid",), partial(_score_disconnected, DIFULL), targets=(OBJECTS,)),
     BenchProtocol(DIPART, ("grid",), partial(_score_disconnected, DIPART), targets=(OBJECTS,)),
 )
