@@ -26,7 +26,8 @@ pl = pytest.importorskip("polars")
 
 #: Plans that reproduce no table of a paper.
 OWN_PLANS = {
-    "gradtoken_fig6", "grid_pointing", "imagenet1000", "imagenet1000_many", "lm_recall", "lm_recall_many", "scenes",
+    "gradtoken_fig6", "grid_disconnected", "grid_pointing", "imagenet1000", "imagenet1000_many", "lm_recall",
+    "lm_recall_many", "scenes",
     "scenes_clip", "scenes_detr", "scenes_seg", "scenes_video", "scenes_vlm", "smoke", "tones", "vitcx_appendix_b",
     "vitcx_appendix_c", "vitcx_appendix_d", "vitcx_appendix_f",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.bench.context import BenchContext, BenchModel
 from vitrail.bench.method_groups import serves_all_targets
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.layout import Layout
 from vitrail.errors import ModelError, OutputError, error_line
 from vitrail.methods import find
 from vitrail.methods.postprocess import to_maps
@@ -83,11 +84,13 @@ class ChunkExplainer:
         context: The opened plan.
         model: The model.
         key: Key of the run, from which seeds are derived.
+        layout: What is known of the model's tokens beforehand.
     """
 
     context: BenchContext
     model: BenchModel
     key: str
+    layout: Layout | None = None
     _evaluated: int = field(default=0, init=False)
 
     def __call__(
@@ -171,7 +174,7 @@ class ChunkExplainer:
                     self.context.explaining,
                     lambda batch: explain(
                         self.model.loaded, images[at.to(images.device)], methods=options,
-                        target=[target[row] for row in rows],
+                        target=[target[row] for row in rows], layout=self.layout,
                         batch_size=batch, advance=self._count_evaluated,
                     ),
                 )  # fmt: skip

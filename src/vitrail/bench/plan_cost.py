@@ -27,6 +27,7 @@ from vitrail.bench.context import (
     BenchWorldModel,
     open_images,
 )
+from vitrail.bench.grid_protocols import DIFULL, DIPART, GRID_POINTING
 from vitrail.bench.method_groups import group_methods, serves_all_targets
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL
 from vitrail.bench.parts import read_footer
@@ -334,10 +335,15 @@ def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec
     repeats += model.blocks + 3 if "sanity" in protocols else 0
     size = ModelSize(model.grid or (model.size[0] // 16, model.size[1] // 16), model.width, model.blocks)
     forwards = method.cost(options, size, 1).forwards
+    cells = int(data.options.get("n", 2)) ** 2
+    in_grids = cells if GRID_POINTING in protocols else 0  # classes that are explained without the shared pass
+    apart = cells * cells * len({DIFULL, DIPART} & set(protocols))  # each cell's class, on images of as many cells
     if forwards:
-        return repeats * forwards * (1.0 if serves_all_targets(spec) else targets)
+        own = serves_all_targets(spec)
+        return forwards * (repeats * (1.0 if own else targets) + (min(1, in_grids) if own else in_grids) + apart)
     sharing = sum(find(other)[1].cost(find(other)[2], size, 1).forwards == 0 for other in methods)
-    return repeats * (1 + 2 * targets) / max(1, sharing)
+    alone = (1 + 2 * in_grids if in_grids else 0) + 3 * apart
+    return repeats * (1 + 2 * targets) / max(1, sharing) + alone
 
 
 def scoring_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], model: ModelCost) -> float:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from vitrail.bench.batch import BenchProtocol, ScoreBatch, ScoresAndReasons
 from vitrail.bench.faithfulness_protocols import FAITHFULNESS_PROTOCOLS
+from vitrail.bench.grid_protocols import GRID_PROTOCOLS
 from vitrail.bench.multiclass_protocols import MULTICLASS_PROTOCOLS, OBJECTS
 from vitrail.bench.text_protocols import TEXT_PROTOCOLS
 from vitrail.bench.world_protocols import WORLD_PROTOCOLS
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import OptionError
 from vitrail.scores.complexity import score_complexity
-from vitrail.scores.grid_pointing import score_grid_pointing
 from vitrail.scores.pointing import score_box_pointing, score_pointing
 from vitrail.scores.presets import find_presets
 from vitrail.scores.registry import REGISTERED_SCORES, RegisteredScore, ScoreInputs, find_score
@@ -157,18 +157,6 @@ def _score_sanity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReaso
     return values, reasons
 
 
-def _score_grid_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
-    """Explain the class of every cell, and score the maps."""
-    del target
-    labels = [list(truth.class_masks) for truth in batch.truths]  # by cell, row by row
-    explanations, failures = batch.explainer(batch.ids, batch.images, labels, [method])
-    reasons = {row: why for (_, row), why in failures.items()}
-    if not explanations:
-        return {}, reasons
-    n = round(len(labels[0]) ** 0.5)
-    return score_grid_pointing(explanations[method].maps, n=n), reasons
-
-
 def _make_reexplain(batch: ScoreBatch, method: str, target: str) -> tuple[Callable[[Tensor], Tensor], dict[int, str]]:
     """Return a function that explains the same classes of other images, and reasons, which it extends at each call."""
     classes = batch.classes.gather(1, batch.target_columns(target)[:, None])
@@ -196,7 +184,7 @@ _OWN_PROTOCOLS: dict[str, BenchProtocol] = {
         BenchProtocol("sensitivity", (), _score_sensitivity),
         BenchProtocol("sanity", (), _score_sanity),
         *FAITHFULNESS_PROTOCOLS,
-        BenchProtocol("grid_pointing", ("grid",), _score_grid_pointing, targets=(OBJECTS,)),
+        *GRID_PROTOCOLS,
         *MULTICLASS_PROTOCOLS,
         *TEXT_PROTOCOLS,
         *WORLD_PROTOCOLS,

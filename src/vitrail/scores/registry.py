@@ -14,9 +14,9 @@ from vitrail.scores.presets import PRESETS
 #: Names of the package's protocols, which no other score may have.
 RESERVED_NAMES = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "complexity", "sensitivity", "sanity",
-    "multiclass", "multiclass_original", "rationale", "eraser", "explain", "grid_pointing", "road", "saco",
-    "monotonicity", "infidelity", "discrimination", "top_word", "event", "right_object", "source", "continuation",
-    "marked_removal",
+    "multiclass", "multiclass_original", "rationale", "eraser", "explain", "grid_pointing", "difull", "dipart",
+    "road", "saco", "monotonicity", "infidelity", "discrimination", "top_word", "event", "right_object", "source",
+    "continuation", "marked_removal",
 )  # fmt: skip
 DIRECTIONS = ("up", "down", "none")
 #: What a score may need of a data set.

@@ -111,6 +111,14 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "cell_peak": ("Grid maximum", "up", "maximum of the map in the cell of the class", NO_THRESHOLD),
         "corners": ("Corners", "none", "share of positive relevance in the four corners", NO_THRESHOLD),
     },
+    "difull": {
+        "difull": ("DiFull", "up", "share of positive relevance in the only cell that the output depends on",
+                   NO_THRESHOLD),
+    },
+    "dipart": {
+        "dipart": ("DiPart", "up", "share of positive relevance in the cell of the class, cells without influence",
+                   NO_THRESHOLD),
+    },
     "road": {
         "road": ("ROAD", "up", "(LeRF − MoRF) / 2 of the class probability, mean of 20, 40, 60 and 80 % imputed",
                  NO_THRESHOLD),
@@ -175,7 +183,7 @@ PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
 PERCENT_PROTOCOLS = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
-    "grid_pointing", "road", "discrimination", "top_word", "event", "right_object", "source",
+    "grid_pointing", "difull", "dipart", "road", "discrimination", "top_word", "event", "right_object", "source",
 )  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"

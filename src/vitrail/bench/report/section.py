@@ -52,6 +52,10 @@ DESCRIPTIONS = {
     "alone, mean over 5, 10, 20 and 50 % of the words.",
     "grid_pointing": "Grids of images of different classes: share of the relevance for a class in its own cell. A "
     "class-agnostic method has 1/n² on average.",
+    "difull": "Grids whose cells cannot influence each other, and the output reads one cell: relevance in any other "
+    "cell is wrong.",
+    "dipart": "Grids whose cells cannot influence each other, and the output reads all of them: share of the relevance "
+    "for a class in its own cell.",
     "road": "Class probability after pixels are replaced by noisy linear imputation, which hides the removed shape.",
     "saco": "Whether groups of pixels with more relevance have more effect when removed; uses the map's values.",
     "monotonicity": "Pixels are added to an empty image, least relevant first, in 20 steps.",
