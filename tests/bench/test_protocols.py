@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 
 from tests.bench.bench_helpers import open_store
 from vitrail.bench import LocalEngine, Plan, PlanError
-from vitrail.bench.plan_cost import ModelCost, explanation_cost
+from vitrail.bench.plan import DatasetSpec
+from vitrail.bench.plan_cost import ModelCost, count_images, explanation_cost
 from vitrail.data import SCENE_CLASSES, Scenes
 
 timm = pytest.importorskip("timm")
@@ -115,6 +116,8 @@ def test_cost_of_grids_with_the_classes_of_all_cells() -> None:
         )
         return explanation_cost(plan, plan.dataset[0], [method], method, model)
 
+    # Without the files, as many grids are counted as the plan asks for.
+    assert count_images(DatasetSpec(name="grids", root="nowhere", options={"count": 7}))[0] == 7
     # A forward and backward pass for the plan's own map; for grids one forward and a backward pass for each cell.
     assert cost("grid_pointing", "transformer_mm") == 3 + (1 + 2 * 4)
     assert cost("difull", "transformer_mm") == 3 + 3 * 4 * 4  # four classes on images of four times the size

@@ -35,7 +35,7 @@ from vitrail.bench.plan import DatasetSpec, Plan
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.text_protocols import ERASER
 from vitrail.bench.world_chunk import example_inputs
-from vitrail.data import cifar, movies, voc
+from vitrail.data import cifar, image_grids, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
 from vitrail.models.catalogue import catalogue_entry
@@ -169,6 +169,8 @@ def count_images(data: DatasetSpec) -> tuple[int, str]:
         count = cifar.COUNTS.get(str(split or "test"))
     elif data.name == "movies":
         count = movies.COUNTS.get(str(split or "test"))
+    elif data.name == "grids":
+        count = int(data.options.get("count", image_grids.COUNT))
     sizes = [n for n in (count, data.limit, len(data.ids) if isinstance(data.ids, tuple) else None) if n is not None]
     if not sizes:
         return 0, f"{data.title} is not on this machine and its size is unknown: not counted"

@@ -13,6 +13,9 @@ from vitrail.errors import DataError
 
 __all__ = ["ImageGrids", "draw_grids"]
 
+#: Number of grids unless another one is asked for.
+COUNT = 200
+
 
 def draw_grids(labels: ArrayLike, count: int, n: int = 2, seed: int = 0) -> NDArray[np.int64]:
     """Draw the images of grids: every image is used about equally often, and a grid has n² different classes.
@@ -74,7 +77,7 @@ class ImageGrids(BaseDataset):
     def __init__(
         self,
         root: str | Path,
-        count: int = 200,
+        count: int = COUNT,
         n: int = 2,
         size: int = 224,
         among: str | Path | None = None,
