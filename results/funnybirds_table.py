@@ -50,8 +50,8 @@ def _training(content: dict[str, Any]) -> str:
     return str(next(iter(content["training"]["models"].values()))["data"]["training"])
 
 
-def _on_shared_images(names: list[str]) -> dict[str, float]:
-    """Means of some methods on the images that all of them explained, each at its own threshold."""
+def _on_shared_images(names: list[str]) -> tuple[dict[str, float], int]:
+    """Means of some methods on the images that all of them explained, each at its own threshold, and their number."""
     table = pq.read_table(RESULT.with_suffix(".parquet")).to_pydict()
     methods, images = np.array(table["method"]), np.array(table["image"])
     shared = sorted(set.intersection(*(set(images[methods == name].tolist()) for name in names)))
@@ -60,7 +60,7 @@ def _on_shared_images(names: list[str]) -> dict[str, float]:
         own = (methods == name) & np.isin(images, shared)
         check, keep, delete, calm, single, target = (np.nanmean(np.array(table[p])[own]) for p in PROTOCOLS)
         found[name] = float((((check + keep + delete) / 3 + calm) / 2 + single + target) / 3)
-    return found
+    return found, len(shared)
 
 
 def birds_table() -> str:
@@ -71,14 +71,14 @@ def birds_table() -> str:
     order, lines = _rows(content, COLUMNS)
     leaders = [name for name in order if name not in CONTROLS][:6]
     best = ", ".join(f"`{name}` {_cell(methods[name]['mean'])}" for name in leaders)
-    shared = _on_shared_images(leaders)
+    shared, count = _on_shared_images(leaders)
     again = ", ".join(f"`{name}` {_cell(shared[name])}" for name in sorted(leaders, key=lambda name: -shared[name]))
     own, other = methods[DEFAULT], methods["transformer_mm"]
     centre = methods["centre"]["correctness"]
     compared = [name for name in order if methods[name].get("images", model["images"]) == model["images"]]
     above = [f"`{name}`" for name in compared if (methods[name]["correctness"] or 0.0) > centre]
     ranking = (
-        f"**The highest means: {best}.** On the 100 images that all of these explained: {again}. The default "
+        f"**The highest means: {best}.** On the {count} images that all of these explained: {again}. The default "
         f"`{DEFAULT}` has a completeness of {_cell(own['completeness'])} (the best has "
         f"{_cell(max(row['completeness'] for row in methods.values()))}) and a contrastivity of "
         f"{_cell(own['contrastivity'])}, `transformer_mm` {_cell(other['contrastivity'])}."
