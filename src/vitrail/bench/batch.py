@@ -91,8 +91,6 @@ class ScoreBatch(TargetColumns):
         object_maps: By method, the maps of every class of each image, once a protocol has computed them: the pixel
             labels of each image, the maps by image and label, and reasons for missing maps.
         patch_effects: By target, the effects of removing patches, once a protocol has computed them.
-        disconnected: Explainers of the model with disconnected cells, by the cell that is read, once a protocol has
-            made them.
     """
 
     ids: tuple[str, ...]
@@ -110,7 +108,6 @@ class ScoreBatch(TargetColumns):
         default_factory=dict
     )
     patch_effects: dict[str, PatchEffects] = field(default_factory=dict)
-    disconnected: dict[int | None, ChunkExplainer] = field(default_factory=dict)
 
     def maps(self, method: str, target: str) -> Tensor:
         """Return one map for each image, shape (B, height, width)."""

@@ -88,9 +88,12 @@ class BenchModel(AnyBenchModel):
 
     Attributes:
         preprocess: Preprocessing of images in this plan.
+        disconnected: The model with disconnected cells and its layout, by cells in a row and the cell that is read,
+            once a protocol has made them.
     """
 
     preprocess: Preprocess
+    disconnected: dict[tuple[int, int | None], tuple[BenchModel, Layout]] = field(default_factory=dict)
 
     @cached_property
     def randomisation_steps(self) -> tuple[sanity.RandomisationStep, ...]:

@@ -63,14 +63,15 @@ def _score_disconnected(setting: str, batch: ScoreBatch, method: str, target: st
 
 
 def _disconnected(batch: ScoreBatch, grids: Tensor, n: int, cell: int | None) -> ChunkExplainer:
-    """The batch's explainer with disconnected cells, the same for all methods of the batch."""
-    if cell not in batch.disconnected:
-        own = batch.explainer.model
+    """The batch's explainer with disconnected cells; the model is made once in a process."""
+    own = batch.explainer.model
+    if (n, cell) not in own.disconnected:
         module = DisconnectedGrid(own.loaded.module, n, cell).to(grids.device).eval()
         structure = read_structure(module, ModelInputs((grids[:1],)), module.layout)
         model = replace(own, loaded=replace(own.loaded, module=module), structure=structure)
-        batch.disconnected[cell] = replace(batch.explainer, model=model, layout=module.layout)
-    return batch.disconnected[cell]
+        own.disconnected[n, cell] = model, module.layout
+    model, layout = own.disconnected[n, cell]
+    return replace(batch.explainer, model=model, layout=layout)
 
 
 GRID_PROTOCOLS = (
