@@ -17,6 +17,7 @@ from vitrail.scores import interval
 GRIDS = ("grid_pointing", "leadlight_both", "leadlight_thorough")
 MOVIES = ("movies", "movies-base", "movies-base-second", "movies-decoder")
 RATIONALE = ("f1", "auprc", "comprehensiveness", "sufficiency")
+DIMENSIONS = ("completeness", "correctness", "contrastivity")
 BIRDS = ("funnybirds", "funnybirds_second")
 
 
@@ -55,8 +56,14 @@ def movies(folder: Path) -> Iterator[RecomputedRow]:
                 yield f"{name} {row['method']} {score}", published, [*interval(own)] if len(own) else None
 
 
+def dimension_means(values: np.ndarray) -> list[float]:
+    """Means of the protocols over images where they are defined, then completeness, correctness, contrastivity."""
+    check, keep, delete, calm, single, target = means = np.nanmean(values.astype(np.float64), 0).tolist()
+    return [*means, ((check + keep + delete) / 3 + calm) / 2, single, target]
+
+
 def birds(folder: Path) -> Iterator[RecomputedRow]:
-    """The mean of the dimensions of FunnyBirds."""
+    """Protocols and dimensions of FunnyBirds, and their mean with its interval, at the method's threshold."""
     for name in BIRDS:
         file = folder / name / "funnybirds.parquet"
         table = pq.read_table(file).to_pydict() if file.is_file() else {"method": []}
@@ -64,5 +71,8 @@ def birds(folder: Path) -> Iterator[RecomputedRow]:
         values = np.array([table.get(p, []) for p in bird_values.PROTOCOLS]).T
         for method, row in read_json(folder / name / "funnybirds.json", {"methods": {}})["methods"].items():
             if row.get("low") is not None:
-                found = bird_values.mean_interval(values[methods == method]) if len(methods) else None
-                yield f"{name} {method}", [row[key] for key in ("mean", "low", "high")], [*found] if found else None
+                own = values[methods == method] if len(methods) else values
+                found = bird_values.mean_interval(own) if len(own) else None
+                keys = (*bird_values.PROTOCOLS, *DIMENSIONS, "mean", "low", "high")
+                scores = [] if found is None else dimension_means(own)
+                yield f"{name} {method}", [row[key] for key in keys], [*scores, *found] if found else None
