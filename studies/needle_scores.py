@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,6 @@ from value_tables import Values
 
 from vitrail.data.needles import NeedlePrompt, draw_needle
 from vitrail.text.tokens import word_scores, word_spans
-
-if TYPE_CHECKING:
-    from needles import EncodedNeedle
 
 SCORES = {
     "word": "source is the top word", "token": "source has the top token", "sentence": "source is in the top sentence",
@@ -25,6 +23,23 @@ KEYS = ("model", "method", "target", "score")
 COLUMNS = ("model", "method", "control", "target", "score", "prompts", "mean", "low", "high")
 #: Relevance that depends on positions alone, and at random.
 CONTROLS = ("last tokens first", "first tokens first", "random")
+
+
+@dataclass(frozen=True)
+class EncodedNeedle:
+    """A prompt as tokens.
+
+    Attributes:
+        ids: Numbers of the tokens, up to the one before the answer.
+        spans: Characters of each token in the prompt.
+        answer: Token that begins the answer.
+        other: Token that begins the second candidate.
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    answer: int
+    other: int
 
 
 def score(prompt: NeedlePrompt, one: EncodedNeedle, values: np.ndarray[Any, Any]) -> dict[str, float]:

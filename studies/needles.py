@@ -22,13 +22,12 @@ import argparse
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from needle_scores import COLUMNS, prompt_values, rows_of
+from needle_scores import COLUMNS, EncodedNeedle, prompt_values, rows_of
 from study import Clock, options, read_csv, save_csv
 from value_tables import in_single_precision, save_values, values_path
 
@@ -39,23 +38,6 @@ from vitrail.targets import token
 
 #: Methods that are explained first: the defaults for texts and their like.
 FIRST_METHODS = ("attnlrp:released", "conservative_lrp", "gradsam:readout", "transformer_mm:logits", "gradient_x_input")
-
-
-@dataclass(frozen=True)
-class EncodedNeedle:
-    """A prompt as tokens.
-
-    Attributes:
-        ids: Numbers of the tokens, up to the one before the answer.
-        spans: Characters of each token in the prompt.
-        answer: Token that begins the answer.
-        other: Token that begins the second candidate.
-    """
-
-    ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    answer: int
-    other: int
 
 
 def encode(prompt: NeedlePrompt, tokenizer: Any) -> EncodedNeedle:
