@@ -214,6 +214,25 @@ def positive_leads() -> tuple[str, str]:
     return f"{min(-value for value, *_ in leads):.1f}", f"{max(-value for value, *_ in leads):.1f}"
 
 
+def leads_by_road() -> tuple[str, ...]:
+    """Leads of gradient x input over the next method by ROAD on three models, in points, with their intervals."""
+    found: tuple[str, ...] = ()
+    for model in ("vit-t", "deit-t", "dinov2-s"):
+        path = f"studies/results/grid_pointing/{model}-1.parquet"
+        own = example_values(path).filter(score="road").group_by("method").agg(pl.col("value").mean())
+        first, second = own.sort("value", descending=True)["method"].to_list()[:2]
+        assert first == "gradient_x_input"
+        found += paired(path, (first, second), 40, score="road")
+    return found
+
+
+def random_removal() -> tuple[str, str]:
+    """The lowest and the highest score of the control `random` by removal of marked cells on the worlds."""
+    table = rows("results/worlds.csv")
+    own = [float(row["mean"]) for row in table if (row["method"], row["score"]) == ("random", "better")]
+    return f"{100 * min(own):.1f}", f"{100 * max(own):.1f}"
+
+
 THOUSAND, PAGE = "results/imagenet1000.csv", "docs/results.md"
 MODELS, THREE = "docs/three-models.md", "results/three_models"
 MOVIES = "studies/results/movies"
@@ -273,6 +292,9 @@ CLAIMS = (
           lambda: paired(NEEDLES, ("context_cite", "attnlrp:released"), 300, score="odds word")),
     Claim("docs/language-model-truth.md", "(29.3 %, difference {} points [{}, {}], paired bootstrap)",
           lambda: paired(NEEDLES, SINGLE, 300, score="answer word")),
+    Claim("docs/worlds.md", "the `random` control lies between {} and {} %", random_removal),
+    Claim("docs/scores/faithfulness.md", "(of `gradient_x_input` {} [{}, {}], {} [{}, {}] and {} [{}, {}] points",
+          leads_by_road),
     Claim("docs/papers/vtranm.md", "its area is {} to {} points lower (↓) than that of the next", positive_leads),
     *sizes("docs/cards/cifar10.md", "cifar10", digits=1),
     *sizes("docs/cards/cifar10-distilled.md", "cifar10-distilled", digits=1),
