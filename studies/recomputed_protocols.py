@@ -12,11 +12,12 @@ from model_halves import OBJECT
 from study import read_json
 from value_tables import RecomputedRow, read_values, segmented, summarise
 
-from vitrail.scores import interval
+from vitrail.scores import compare
 
 GRIDS = ("grid_pointing", "leadlight_both", "leadlight_thorough")
 MOVIES = ("movies", "movies-base", "movies-base-second", "movies-decoder")
-RATIONALE = ("f1", "auprc", "comprehensiveness", "sufficiency")
+#: Scores of movie reviews, and whether more is better.
+RATIONALE = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
 DIMENSIONS = ("completeness", "correctness", "contrastivity")
 BIRDS = ("funnybirds", "funnybirds_second")
 
@@ -44,16 +45,21 @@ def grids(folder: Path) -> Iterator[RecomputedRow]:
 
 
 def movies(folder: Path) -> Iterator[RecomputedRow]:
-    """Agreement with rationales of reviews, means over the numbers of words, and removal of words."""
+    """Agreement with rationales of reviews, means over the numbers of words, and removal of words, with their tests."""
     for name in MOVIES:
         file = folder / f"{name}.parquet"
         table = pq.read_table(file).to_pydict() if file.is_file() else {"method": []}
         methods = np.array(table["method"])
-        for row in read_json(folder / f"{name}.json", {"rows": []})["rows"]:
-            for score in (score for score in RATIONALE if score in row):
-                own = np.array(table.get(score, []))[methods == row["method"]]
-                published = [row[score][key] for key in ("mean", "low", "high")]
-                yield f"{name} {row['method']} {score}", published, [*interval(own)] if len(own) else None
+        rows = read_json(folder / f"{name}.json", {"rows": []})["rows"]
+        for score, higher in RATIONALE.items():
+            names = dict.fromkeys(table["method"]) if score in table else {}
+            values = {one: np.array(table[score])[methods == one] for one in names}
+            found = {row.name: row._asdict() for row in compare(values, higher=higher)} if values else {}
+            for row in (row for row in rows if score in row):
+                own = found.get(row["method"])
+                keys = [key for key, number in row[score].items() if number is not None]  # the best has no p-value
+                published = [row[score][key] for key in keys]
+                yield f"{name} {row['method']} {score}", published, [own[key] for key in keys] if own else None
 
 
 def dimension_means(values: np.ndarray) -> list[float]:
