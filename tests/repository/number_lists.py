@@ -90,7 +90,7 @@ METHOD_FILES = (PUBLISHED, *SPEED, f"{BENCHMARKS}/precision-h200.json")
 GENERATED = {"docs/leaderboard.md"}
 #: Settings, versions, numbers of an example or of a paper, and numbers computed from values of a file.
 GIVEN = {
-    "README.md": "2.0 3.11 3.13 50000", "docs/api.md": "0.3 1.0 3.11 3.13", "docs/audit.md": "0.1 120",
+    "README.md": "2.0 3.11 3.13 50000", "docs/api.md": "0.3 1.0 3.11 3.13", "docs/audit.md": "0.1",
     "docs/bench.md": "20 102 286", "docs/cards/cifar10.md": "0.25", "docs/cards/cifar10-distilled.md": "0.26",
     "docs/cards/lm-recall.md": "4000", "docs/cards/movements-tones.md": "16 62.5", "docs/cards/scenes-tasks.md": "11",
     "docs/cards/scenes-vlm.md": "0.02 0.5 8000", "docs/coming-from.md": "0.7 0.9 1.1 2.1 2.23",
