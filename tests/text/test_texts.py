@@ -303,6 +303,10 @@ def test_command_explains_texts_with_a_local_model(tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"attcat", "rollout", "text.html", "figure.png"}
     with pytest.raises(InputError, match="--model hf:NAME"):
         load_tokenizer("timm:vit_tiny_patch16_224")
+    with pytest.raises(InputError, match=r"pass --model hf:gpt2$"):
+        load_tokenizer("gpt2")
+    with pytest.raises(InputError, match=r"pass --model hf:NAME$"):
+        load_tokenizer("scenes-clip")
     with pytest.raises(InputError, match="cannot be loaded"):
         load_tokenizer(f"hf:{tmp_path / 'out'}")
 
