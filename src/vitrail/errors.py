@@ -23,6 +23,10 @@ class InputError(VitrailError, ValueError):
     """The image, tensor or text cannot be used."""
 
 
+class FigureSizeError(InputError):
+    """A figure of all these maps would be too large."""
+
+
 class TargetError(VitrailError, ValueError):
     """The target class does not exist, or the target cannot be computed from the model's output."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
@@ -12,6 +13,7 @@ from PIL import Image
 
 from tests.cli.test_app import MODEL, vitrail
 from vitrail.cli import common
+from vitrail.errors import GuessWarning
 from vitrail.models.preprocess import Preprocess
 
 command = import_module("vitrail.cli.explain")
@@ -24,6 +26,42 @@ def photo(tmp_path):
     exif[0x0112] = 6
     Image.effect_noise((300, 200), 90).convert("RGB").save(path, exif=exif)
     return path
+
+
+def test_every_missing_file_is_named_before_anything_is_loaded(photo, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.models.load", no_work)
+    for command in ("explain", "check", "compare"):
+        done = vitrail(command, photo, tmp_path / "one.jpg", tmp_path / "two.jpg")
+        assert done.returncode == 2
+        assert f"{tmp_path / 'one.jpg'}, {tmp_path / 'two.jpg'} do not exist: check the paths" in done.stderr
+    assert "one.jpg does not exist: check the path\n" in vitrail("explain", photo, tmp_path / "one.jpg").stderr
+
+
+def test_a_warning_is_one_line_without_a_file_of_the_source(photo, tmp_path, monkeypatch):
+    explain = import_module("vitrail.pipeline.explain")
+    explained = explain.explain
+
+    def warn_first(*args, **options):
+        warnings.warn("the layout\nis a [guess]", GuessWarning, stacklevel=1)
+        return explained(*args, **options)
+
+    monkeypatch.setattr(explain, "explain", warn_first)
+    done = vitrail("explain", photo, *MODEL, "--method", "rollout", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().splitlines() == ["warning: the layout is a [guess]"]
+
+
+def test_more_targets_than_a_figure_shows_are_saved_without_one(photo, tmp_path):
+    folder = tmp_path / "out"
+    given = ["explain", photo, *MODEL, "--method", "raw_attention", "-o", folder]
+    assert vitrail(*given).returncode == 0
+    assert (folder / "photo" / "figure.png").exists()
+    done = vitrail(*given, "--target", "top60", "--no-original")
+    assert done.returncode == 0, done.stderr
+    assert "figure.png is left out: 60 targets do not fit into one figure" in done.stdout
+    assert not (folder / "photo" / "figure.png").exists(), "the figure of the first run was kept"
+    assert "; 54 more" in " ".join(done.stdout.split())
+    assert len(list((folder / "photo").rglob("overlay*.png"))) == 60
 
 
 def no_work(*_, **__):

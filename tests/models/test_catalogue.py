@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -38,8 +40,32 @@ def test_missing_weights_and_unknown_names_raise(monkeypatch, tmp_path):
     monkeypatch.setattr("timm.create_model", lambda name, pretrained: (_ for _ in ()).throw(OSError("no route")))
     with offline(), pytest.raises(ModelError, match=f"cannot create .*: no route .{NO_NETWORK[:-1]}"):
         load("vit-t16")
-    with pytest.raises(ModelError, match=r"unknown source 'vit-b17'.*vit-b16, "):
+    with pytest.raises(ModelError, match=r"unknown model 'vit-b17': did you mean vit-b16"):
         load("vit-b17")
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("vit_tiny_patch16_224", "timm:vit_tiny_patch16_224"),
+    ("vit_base_patch16_224.augreg_in21k", "timm:vit_base_patch16_224.augreg_in21k"),
+    ("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
+    ("google/vit-base-patch16-224", "hf:google/vit-base-patch16-224"),
+    ("vit_b_16", "torchvision:vit_b_16"),
+    ("ViT-B-32/openai", "open_clip:ViT-B-32/openai"),
+    ("scnes", "scenes"),
+    ("tim:vit_tiny_patch16_224", "timm:vit_tiny_patch16_224"),
+    ("HuggingFace:google/vit-base-patch16-224", "hf:google/vit-base-patch16-224"),
+])  # fmt: skip
+def test_a_name_without_its_source_is_completed(name, meant):
+    with pytest.raises(ModelError, match=rf"did you mean (\S+ or )*{re.escape(meant)}\b"):
+        load(name)
+
+
+def test_a_folder_or_a_file_in_place_of_a_name_says_what_to_write(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=re.escape(f"did you mean hf:{tmp_path}?")):
+        load(str(tmp_path))
+    with pytest.raises(ModelError, match="is a file of weights: name the architecture"):
+        load(str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])

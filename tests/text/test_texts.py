@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import vitrail
 from tests.text.texts import FAMILIES, reviews, text_model, train_classifier
-from vitrail.errors import InputError, NotApplicableError, OptionError
+from vitrail.errors import FigureSizeError, InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
 from vitrail.scores import rationale
 from vitrail.text import TokenizerSettings
@@ -280,6 +280,8 @@ def test_words_are_rendered_and_saved(tmp_path):
     assert "<script" not in html(vitrail.explain(model, "a <script> film", methods=["rollout"], tokenizer=tokenizer))
     found.figure().savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+    with pytest.raises(FigureSizeError, match="lines of words do not fit into one figure"):
+        found.figure(font_size=200)
     console = Console(record=True, width=80, force_terminal=True, file=(tmp_path / "o").open("w"))
     console.print(terminal(found["attcat"]))
     assert TEXTS[0] in console.export_text()
@@ -301,6 +303,10 @@ def test_command_explains_texts_with_a_local_model(tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"attcat", "rollout", "text.html", "figure.png"}
     with pytest.raises(InputError, match="--model hf:NAME"):
         load_tokenizer("timm:vit_tiny_patch16_224")
+    with pytest.raises(InputError, match=r"pass --model hf:gpt2$"):
+        load_tokenizer("gpt2")
+    with pytest.raises(InputError, match=r"pass --model hf:NAME$"):
+        load_tokenizer("scenes-clip")
     with pytest.raises(InputError, match="cannot be loaded"):
         load_tokenizer(f"hf:{tmp_path / 'out'}")
 

@@ -21,6 +21,7 @@ from vitrail.cli.common import (
     out,
     parse_targets,
     progress_bar,
+    require_files,
 )
 from vitrail.cli.explain_texts import (
     AnswerOption,
@@ -88,6 +89,7 @@ def check(
     elif not images or options.given:
         raise InputError("pass image files, or texts with --text; --token, --answer and --units are for texts")
     else:
+        require_files(images)
         for path in images:  # report an unreadable file before the model is loaded
             open_image(path)
         loaded, language = load_model(model, weights, device, scores), False

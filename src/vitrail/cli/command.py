@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from vitrail.cli.common import ImportOption, err
+from vitrail.cli.common import ImportOption, print_warning
 from vitrail.errors import PluginWarning
 from vitrail.methods.plugins import import_modules, load_plugins
 
@@ -51,5 +51,4 @@ def _load_plugins() -> None:
         load_plugins()
     for warning in caught:
         if issubclass(warning.category, PluginWarning):
-            err.print("[yellow]warning:[/yellow] ", end="")
-            err.print(str(warning.message), markup=False, highlight=False, soft_wrap=True)
+            print_warning(warning.message)

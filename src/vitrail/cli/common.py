@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +90,24 @@ class BarAdvance:
         if self._evaluations is None:
             self._evaluations = self._bar.add_task("Evaluating images", total=total)
         self._bar.update(self._evaluations, completed=done, total=total)
+
+
+def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line on standard error; the signature is that of `warnings.showwarning`."""
+    err.print("[yellow]warning:[/yellow] ", end="")
+    err.print(" ".join(str(message).split()), markup=False, highlight=False, soft_wrap=True)
+
+
+def require_files(paths: Iterable[Path]) -> None:
+    """Refuse paths that do not exist, before anything is computed.
+
+    Raises:
+        InputError: Some do not exist; all of them are named.
+    """
+    missing = list(dict.fromkeys(str(path) for path in paths if not path.exists()))
+    if missing:
+        verb = "does" if len(missing) == 1 else "do"
+        raise InputError(f"{', '.join(missing)} {verb} not exist: check the path{'s' * (len(missing) > 1)}")
 
 
 @contextmanager

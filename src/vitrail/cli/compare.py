@@ -18,6 +18,7 @@ from vitrail.cli.common import (
     model_sentence,
     out,
     plain_table,
+    require_files,
 )
 from vitrail.cli.explain_texts import (
     AnswerOption,
@@ -76,6 +77,7 @@ def compare(
         raise InputError("pass image files, or texts with --text; --token, --answer and --units are for texts")
     else:
         given = {"target": named.row()}
+        require_files(images)
         files = [file for path in images for file in (_images_in(path) if path.is_dir() else [path])]
         if not files:
             raise InputError(f"no image files were found in {images[0]}: pass .jpg or .png files")

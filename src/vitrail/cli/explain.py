@@ -24,6 +24,7 @@ from vitrail.cli.common import (
     parse_targets,
     plain_table,
     progress_bar,
+    require_files,
 )
 from vitrail.cli.demo import run_demo
 from vitrail.cli.explain_directory import explain_directory
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 #: Default method; `vitrail.explain` has another one for language models.
 DEFAULT = "leadlight"
+#: With more classes than this, the first ones are named in the table, and the others counted.
+MAX_LABELS = 6
 #: With more images than this, those that were cropped or turned are counted instead of described.
 MAX_SENTENCES = 8
 
@@ -196,6 +199,7 @@ def _explain_images(
 ) -> None:  # fmt: skip
     from vitrail.pipeline.explain import explain as explain_inputs
 
+    require_files(images)
     for path in images:  # report an unreadable file before the model is loaded
         check_file(path)
     loaded = load_model(model, weights, device, scores)
@@ -220,8 +224,7 @@ def _explain_images(
             drawn = original and geometries[path] is not None
             save_figure(explanations, explanations.save(to / folders[path], original=drawn))
             for name, e in explanations.items():
-                labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
-                table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
+                table.add_row(escape(path.name), escape(_labels(e)), escape(name), f"{e.seconds:.2f}", _remark(e))
             remarks |= dict.fromkeys(f"{path.name}: {sentence}" for sentence in unlikely_targets(first))
             advance()
     out.print(table)
@@ -300,6 +303,13 @@ def _print_geometries(geometries: Mapping[Path, ImageGeometry | None]) -> None:
         return
     for path, one in changed.items():
         out.print(f"{escape(path.name)}: {one}", highlight=False, soft_wrap=True)
+
+
+def _labels(explanation: Any) -> str:
+    """What the maps of an image explain; a count where there are many."""
+    count = explanation.maps.shape[1]
+    names = [explanation.label(0, k) for k in range(min(count, MAX_LABELS))]
+    return "; ".join([*names, f"{count - MAX_LABELS} more"] if count > MAX_LABELS else names)
 
 
 def _remark(explanation: Any) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from vitrail.cli.common import load_model, model_sentence, out, parse_targets, plain_table, progress_bar
-from vitrail.errors import InputError, writing
+from vitrail.errors import FigureSizeError, InputError, writing
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
 MIN_PROBABILITY = 0.001
@@ -165,7 +165,7 @@ def explain_texts(
     explanations.save(to)
     with writing(to, "choose another folder with --out"):
         (to / "text.html").write_text(html(explanations), encoding="utf-8")
-        save_figure(explanations, to)
+    save_figure(explanations, to)
     first = next(iter(explanations.values()))
     for sentence in unlikely_targets(first):
         out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
@@ -238,6 +238,17 @@ def unlikely_targets(explanation: Any) -> list[str]:
 
 
 def save_figure(explanations: Any, folder: Path) -> None:
-    """Write ``figure.png`` if matplotlib is installed."""
-    if find_spec("matplotlib") is not None:
-        explanations.figure().savefig(folder / "figure.png")
+    """Write ``figure.png`` if matplotlib is installed; a figure that would be too large is left out with a word."""
+    if find_spec("matplotlib") is None:
+        return
+    file = folder / "figure.png"
+    try:
+        figure = explanations.figure()
+    except FigureSizeError as error:
+        figure = None
+        out.print(f"{file} is left out: {error}. All maps are saved.", markup=False, highlight=False, soft_wrap=True)
+    with writing(file, "choose another folder with --out"):
+        if figure is None:
+            file.unlink(missing_ok=True)  # of an earlier run with fewer maps
+        else:
+            figure.savefig(file)

@@ -21,6 +21,7 @@ from vitrail.cli.common import (
     out,
     parse_targets,
     plain_table,
+    require_files,
 )
 from vitrail.errors import InputError, OptionError, OutputError, require, writing
 from vitrail.tools.figures.registry import FIGURES, Progress, draw, find_figure
@@ -75,6 +76,7 @@ def figure(
     if to.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{to} has an unsupported file type: use one of {', '.join(SUFFIXES)}")
     options = dict(_parse_option(text) for text in option or ())
+    require_files(images or ())
     for path in images or ():  # report an unreadable file before the model is loaded
         open_image(path)
     loaded = load_model(model, weights, device)

@@ -16,9 +16,10 @@ from typing import Any
 from torch import nn
 
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
-from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
+from vitrail.models.catalogue import catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess, sound_processor
+from vitrail.models.model_names import unknown_name_error
 from vitrail.models.plain_clip import PlainCLIP
 from vitrail.models.plain_decoder import PlainDecoder
 from vitrail.models.plain_detector import PlainDetector
@@ -84,15 +85,14 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         >>> load("keras:vit")
         Traceback (most recent call last):
         ...
-        vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:, ...
+        vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:NAME, hf:NAME, ...
     """
     if spec in EMBEDDED_MODELS:
         return load_embedded(spec, weights)
     spec = full_name(spec)
     library, colon, name = spec.partition(":")
     if not colon or library not in SOURCES:
-        known = ", ".join([*(f"{s}:" for s in SOURCES), *EMBEDDED_MODELS, *CATALOGUE])
-        raise ModelError(f"unknown source {library!r} in {spec!r}: use {known}")
+        raise unknown_name_error(spec, tuple(EMBEDDED_MODELS))
     download = weights is None if pretrained is None else pretrained
     state = None if weights is None else read_weights(weights)
     try:

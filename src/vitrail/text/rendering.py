@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitrail.errors import InputError, require
+from vitrail.errors import FigureSizeError, InputError, require
 from vitrail.viz.templating import render
 from vitrail.viz.types import MapsLike
 
@@ -173,6 +173,7 @@ def figure(explanations: Mapping[str, MapsLike], *, line_length: int = LINE_LENG
     from matplotlib.patches import Rectangle
 
     from vitrail.viz.notebook_figure import NotebookFigure
+    from vitrail.viz.panels import MAX_SIZE
 
     first = next(iter(explanations.values()))
     rows = [
@@ -184,6 +185,11 @@ def figure(explanations: Mapping[str, MapsLike], *, line_length: int = LINE_LENG
     height = sum(len(lines) + 1.7 for _, lines in rows)
     line_height, letter_width = font_size * 1.75 / 72, font_size * 0.602 / 72  # DejaVu Sans Mono: 0.602 em wide
     size = ((line_length + 2) * letter_width, height * line_height + 0.1)
+    if max(size) > MAX_SIZE:
+        count = sum(len(lines) for _, lines in rows)
+        raise FigureSizeError(
+            f"{count} lines of words do not fit into one figure: draw fewer texts, targets or methods at a time"
+        )
     drawing = NotebookFigure(figsize=size, dpi=200)
     axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_xlim(-1, line_length + 1)

@@ -279,7 +279,10 @@ def load_tokenizer(model: str) -> Any:
         return recall_tokenizer()
     source, _, name = model.partition(":")
     if source != "hf" or not name:
-        raise InputError(f"{model!r} is not a Hugging Face model, which texts need: pass --model hf:NAME")
+        from vitrail.models import EMBEDDED_MODELS
+
+        meant = "hf:NAME" if name or not model or model in EMBEDDED_MODELS else f"hf:{model}"
+        raise InputError(f"{model!r} is not a Hugging Face model, which texts need: pass --model {meant}")
     transformers: Any = require("transformers", "hf", "read texts")
     try:
         return transformers.AutoTokenizer.from_pretrained(name)

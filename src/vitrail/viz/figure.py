@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.errors import InputError
+from vitrail.errors import FigureSizeError, InputError
 from vitrail.methods.postprocess import normalise
 from vitrail.viz.colormap import colourise, overlay
 from vitrail.viz.panels import GAP, add_axes, add_grid, colour_bar, method_heading, new_figure, show
@@ -51,7 +51,7 @@ def figure(
     """
     groups, rows = _targets(explanations)
     if len(rows) > MAX_ROWS:
-        raise InputError(f"{len(rows)} targets do not fit into one figure: draw at most {MAX_ROWS} at a time")
+        raise FigureSizeError(f"{len(rows)} targets do not fit into one figure: draw at most {MAX_ROWS} at a time")
     cell_height, columns = cell * _aspect(groups), 1 + len(groups[0])
     headings = [method_heading(e) for e in groups[0].values()]
     top = 0.24 + 0.13 * max(text.count("\n") for text in headings)
@@ -131,7 +131,7 @@ def signal_figure(explanations: Mapping[str, ExplanationLike], *, opacity: float
     places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
     rows = [(b, k, e) for b, k in places for e in explanations.values()]
     if len(rows) > MAX_ROWS:
-        raise InputError(f"{len(rows)} maps do not fit into one figure: draw at most {MAX_ROWS} at a time")
+        raise FigureSizeError(f"{len(rows)} maps do not fit into one figure: draw at most {MAX_ROWS} at a time")
     drawn = [np.asarray(e.overlay(b, k, opacity=opacity)) for b, k, e in rows]
     heights = [_SIGNAL_WIDTH * pixels.shape[0] / pixels.shape[1] + _TITLE_HEIGHT for pixels in drawn]
     figure = new_figure(_SIGNAL_WIDTH, sum(heights))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from vitrail.errors import InputError, require
+from vitrail.errors import FigureSizeError, require
 from vitrail.methods.postprocess import is_constant, normalise, upsample
 from vitrail.viz.colormap import Array, colourise, colours, overlay
 from vitrail.viz.types import ExplanationLike
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float, dpi: int = 200) -> Figure:
     from vitrail.viz.notebook_figure import NotebookFigure
 
     if max(width, height) > MAX_SIZE:
-        raise InputError(
+        raise FigureSizeError(
             f"the figure would be {width:.0f}×{height:.0f} inches, at most {MAX_SIZE} are allowed: "
             "pass fewer images or classes"
         )
