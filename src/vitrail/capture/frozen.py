@@ -105,6 +105,21 @@ def lock_of(model: nn.Module) -> threading.RLock:
 
 
 @contextmanager
+def gradients_enabled() -> Iterator[None]:
+    """Let gradients be computed although the caller has switched them off; also a decorator for entry points.
+
+    What is computed between the passes of a model, such as values of a target, needs a graph as the passes do.
+
+    Example:
+        >>> with torch.inference_mode(), gradients_enabled():
+        ...     torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        (False, True)
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
 def frozen(model: nn.Module, merge: bool = True, parameters: bool = True) -> Iterator[nn.Module]:
     """Hold a model in evaluation mode with frozen parameters and no compiled code; restore all of it on leaving.
 
@@ -143,8 +158,7 @@ def frozen(model: nn.Module, merge: bool = True, parameters: bool = True) -> Ite
                 setattr(config, name, value)
             with ExitStack() as stack:
                 stack.enter_context(_eager(found))
-                stack.enter_context(torch.inference_mode(False))
-                stack.enter_context(torch.enable_grad())
+                stack.enter_context(gradients_enabled())
                 if merge:
                     stack.enter_context(merged_linears(model))
                 if found.normalised and fast.call_cache("devices", model, _devices) == {torch.device("cpu")}:

@@ -16,7 +16,7 @@ from vitrail.capture.input_roles import SIGNALS, InputTensor, describe_tensors, 
 from vitrail.capture.offloaded import offloaded_to
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.signal_axes import SignalAxes
-from vitrail.capture.tensor_tree import map_tensors, named_tensors
+from vitrail.capture.tensor_tree import map_tensors, named_tensors, without_inference
 from vitrail.errors import InputError, NotApplicableError
 
 #: The output of tokenizers that says which tokens they have added.
@@ -263,7 +263,7 @@ class ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
         parameter = fast.float_parameter(model)
         if parameter is None:
-            return self
+            return replace(self, **self._mapped(without_inference))
         device = offloaded_to(model) if parameter.is_meta else None
         return self.to(device or parameter.device, parameter.dtype)
 
@@ -271,7 +271,8 @@ class ModelInputs:
         """The same on a device, floats in a precision."""
 
         def move(value: Tensor) -> Tensor:
-            return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+            kind = dtype if value.is_floating_point() else value.dtype
+            return without_inference(value).detach().to(device=device, dtype=kind)
 
         special = None if self.special is None else move(self.special)
         token_units = None if self.token_units is None else move(self.token_units)

@@ -41,9 +41,12 @@ def _error_of_call(model: nn.Module, model_inputs: ModelInputs, error: Exception
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if "nference tensor" in reason:
+        weights = any(parameter.is_inference() for parameter in model.parameters())
+        what = "the model's weights were" if weights else "a tensor that the model keeps was"
         return ModelError(
-            "the model's weights were made under torch.inference_mode(), so nothing can be differentiated through "
-            "them: load the model outside of it"
+            f"{what} made under torch.inference_mode(), so nothing can be differentiated through "
+            f"{'them' if weights else 'it'}: load the model outside of it"
+            + ("" if weights else ", and run it under torch.no_grad() instead")
         )
     if "meta" in reason and isinstance(error, NotImplementedError | RuntimeError):
         return ModelError(f"{name} has weights on the meta device: load them into memory first ({reason})")

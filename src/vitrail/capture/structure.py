@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
-from vitrail.capture.frozen import frozen, lock_of, unwrap
+from vitrail.capture.frozen import frozen, gradients_enabled, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype
 from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, stream_width
 from vitrail.capture.layout import Layout
@@ -35,6 +35,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 ANY_PROGRAM = 0
 
 
+@gradients_enabled()
 def read_structure(
     model: nn.Module,
     model_inputs: ModelInputs,

@@ -57,6 +57,19 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any], depth: int = 0) -> 
     return new
 
 
+def without_inference(tensor: Tensor) -> Tensor:
+    """A tensor that a graph can keep: one that was made under ``torch.inference_mode()`` is copied.
+
+    Example:
+        >>> import torch
+        >>> with torch.inference_mode():
+        ...     made = torch.ones(2)
+        >>> made.is_inference(), without_inference(made).is_inference()
+        (True, False)
+    """
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
 def _changed_mapping(value: Mapping[Any, Any], changed: list[Any]) -> Any:
     pairs = dict(zip(value, changed, strict=True))
     if type(value) is dict:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.capture.output_tensors import fields_of, missing_scores, target_values
 from vitrail.capture.score_function import as_probabilities
+from vitrail.capture.tensor_tree import without_inference
 from vitrail.errors import OptionError, TargetError
 from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 
@@ -286,7 +287,7 @@ class TextSimilarity:
         if not isinstance(value, Tensor) or value.dim() != 2:
             raise TargetError(f"no image embedding found in {fields_of(output)}")
         image: Tensor = F.normalize(value, dim=-1)
-        return self.scale * image @ self.unit.to(value).T
+        return self.scale * image @ without_inference(self.unit).to(value).T
 
 
 def similarity(text: Tensor, scale: float = 100.0, labels: Sequence[str] | None = None) -> TextSimilarity:

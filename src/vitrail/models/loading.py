@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
@@ -63,6 +64,7 @@ NO_NETWORK = "no network?"
 """Part of the error message if weights could not be downloaded."""
 
 
+@torch.inference_mode(False)  # weights made under inference mode would have no gradients
 def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> LoadedModel:
     """Load a model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or a short name.
 
@@ -138,10 +140,11 @@ def _warn_guess(loaded: LoadedModel) -> None:
         f"{loaded.name} has no image processor configuration: its preprocessing is a guess ({origin}); pass "
         "preprocess=vitrail.Preprocess(size, mean, std) to set it",
         GuessWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
+@torch.inference_mode(False)
 def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
     """Load one of ``EMBEDDED_MODELS`` with its class names and preprocessing.
 

@@ -11,6 +11,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from vitrail import fast
+from vitrail.capture.frozen import gradients_enabled
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.output_tensors import OutputChoice, OutputReading
@@ -95,7 +96,7 @@ def explain(
     """Compute relevance maps for a model's output.
 
     The model is used as it is, on its own device and in its own precision. It is held in evaluation mode during the
-    call and restored afterwards.
+    call and restored afterwards. Maps are the same where the caller has switched gradients off.
 
     Args:
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
@@ -184,7 +185,7 @@ def explain(
     )  # fmt: skip
 
     def results_of(request: Request) -> Results:
-        with fast.one_call():
+        with fast.one_call(), gradients_enabled():
             if isinstance(inputs, ModelInputs):  # a call of an earlier explanation, with its targets
                 return _explain_images(loaded, inputs, request)
             if question:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrail.capture.frozen import gradients_enabled
 from vitrail.capture.inputs import SPECIAL_TOKENS
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import PromptSource
@@ -32,6 +33,7 @@ from vitrail.text.text_units import divided_at
 from vitrail.text.tokens import TokenizerSettings
 
 
+@gradients_enabled()
 def explain_generation(
     model: nn.Module | LoadedModel,
     prompt: Any,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.capture.frozen import frozen
+from vitrail.capture.frozen import frozen, gradients_enabled
 from vitrail.errors import InputError, MapWarning, NotApplicableError
 from vitrail.inputs.map_source import QuestionSource
 from vitrail.methods.postprocess import is_constant, normalise, upsample
@@ -30,6 +30,7 @@ from vitrail.text.tokens import word_scores
 _SIDE = 3
 
 
+@gradients_enabled()
 def token_activation(
     model: nn.Module | LoadedModel, inputs: Any, *, processor: Any, target: Any = None, filtered: bool = True
 ) -> Explanation:

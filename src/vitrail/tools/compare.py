@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail import fast
+from vitrail.capture.frozen import gradients_enabled
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.removal import TokenDropper
@@ -110,6 +111,7 @@ class MethodComparison:
         return render("comparison.html", comparison=self)
 
 
+@gradients_enabled()
 def compare(
     model: nn.Module | LoadedModel,
     images: Inputs,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitrail import fast
+from vitrail.capture.frozen import gradients_enabled
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import CheckSource, PromptSource, QuestionSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
@@ -19,6 +20,7 @@ from vitrail.trust.signal_removal import SignalRemoval, default_cells
 from vitrail.trust.text_check import TextCheckRun
 
 
+@gradients_enabled()
 def check_maps(
     source: CheckSource,
     explanations: Mapping[str, Any],
