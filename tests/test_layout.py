@@ -63,6 +63,7 @@ OTHER_TEST_FILES = {
     "lrp/test_written_layers.py": "one layer written in several ways",
     "methods/test_perturbation.py": "all perturbation methods",
     "models/test_embedded.py": "the weights in the package",
+    "pipeline/test_gradient_modes.py": "all entry points where gradients are switched off",
     "scores/test_localisation.py": "segmentation, pointing and selectivity",
     "scores/test_scores.py": "complexity, agreement and what all scores share",
     "text/test_texts.py": "explaining texts as a whole",

@@ -8,10 +8,12 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.repository.page_subjects import Subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,11 +40,30 @@ RESULT_FILE = re.compile(r"(?:\.\./)*(?:[a-z]+/)*results/[\w./*-]*\w")
 
 @dataclass(frozen=True)
 class Block:
-    """A paragraph, a list item or a row of a table, with the headings above it and the names in a row's first cell."""
+    """A paragraph, a list item or a cell of a table, with the headings above it.
+
+    Attributes:
+        headings: Anchors of the headings above, the outermost first.
+        text: The text.
+        names: Names in the first cell of the row, for a cell.
+        column: The heading of the column, for a cell.
+    """
 
     headings: tuple[str, ...]
     text: str
-    names: frozenset[str]
+    names: frozenset[str] = frozenset()
+    column: str = ""
+
+    @property
+    def subjects(self) -> Subjects:
+        """What the text names; of a cell, what its row and its column name."""
+        text = f"{self.column} {self.text}"
+        return replace(Subjects.of(text, _without(text, MARKUP)), row=self.names)
+
+    @property
+    def shown(self) -> str:
+        """The text, of a cell after its row and its column."""
+        return f"{self.column}: {self.text}" if self.column else self.text
 
     @property
     def plain(self) -> str:
@@ -71,23 +92,31 @@ def anchor(heading: str) -> str:
 
 
 def read_blocks(text: str, known: Sequence[str] = ()) -> Iterator[Block]:
-    """Split a page into blocks, without what is left out and without known parts of sentences."""
+    """Split a page into blocks, without what is left out and without known parts of sentences; a table by its cells."""
     headings: list[tuple[int, str]] = []
     lines: list[str] = []
+    columns: list[str] = []
 
     def finish() -> Iterator[Block]:
         whole = " ".join(line.strip() for line in lines)
         for part in known:
             whole = whole.replace(part, "")
         lines.clear()
-        if whole:
-            first = whole.split("|")[1] if whole.startswith("|") else ""
-            names = re.findall(r"`([^`\n]+)`|(?<!\*)\*([\w ]+)\*(?!\*)", first)
-            yield Block(tuple(one for _, one in headings), whole, frozenset(a or b for a, b in names))
+        above = tuple(one for _, one in headings)
+        if not whole.startswith("|"):
+            columns.clear()
+        if whole.startswith("|"):
+            cells = [cell.strip() for cell in whole.strip("|").split("|")]
+            columns.extend(cells[len(columns) :])
+            names = re.findall(r"`([^`\n]+)`|(?<!\*)\*([\w ]+)\*(?!\*)", cells[0])
+            for cell, column in zip(cells, columns, strict=False):
+                yield Block(above, cell, frozenset(a or b for a, b in names), f"{cells[0]} {column}")
+        elif whole:
+            yield Block(above, whole)
 
     for line in _without(text, LEFT_OUT).splitlines():
         heading = re.match(r"(#+) (.+)", line)
-        if heading or not line.strip() or re.match(r"\s*(?:[-*|]|\d+\.) ?", line):
+        if heading or not line.strip() or re.match(r"\s*(?:[-*] |\||\d+\. )", line):
             yield from finish()
         if heading:
             level = len(heading[1])
@@ -174,36 +203,33 @@ def read_values(path: Path) -> tuple[Value, ...]:
 
 
 @cache
-def _by_label(path: Path) -> dict[str, list[Value]]:
-    found: dict[str, list[Value]] = {}
-    for one in read_values(path):
-        for label in one.labels:
-            found.setdefault(label, []).append(one)
-    return found
-
-
-@cache
-def _printed_values(path: Path, names: frozenset[str]) -> list[float]:
-    """Values of a file as a page may have them, in order: without sign, as they are or in another unit.
-
-    Values that belong to one of the names count alone, where there are any.
-    """
-    own = [one for name in names for one in _by_label(path).get(name, ())]
-    if names and not own:
-        return _printed_values(path, frozenset())
+def _printed_values(path: Path, subjects: Subjects) -> list[float]:
+    """Values of a file as a page may have them, in order: without sign, as they are or in another unit."""
     benchmark = path.parent.parent.name == "benchmarks"
-    values = [one for one in own or read_values(path) if not math.isnan(one.number)]
+    combinations = _label_sets(path)
+    known = subjects.among(frozenset().union(*combinations))
+    included = {labels for labels in combinations if known.include(labels)}
+    values = [one for one in read_values(path) if one.labels in included and not math.isnan(one.number)]
     return sorted({abs(one.number) * f for one in values for f in _factors(one.labels, benchmark)})
 
 
 @cache
+def _label_sets(path: Path) -> frozenset[frozenset[str]]:
+    return frozenset(one.labels for one in read_values(path))
+
+
+@cache
 def _factors(labels: frozenset[str], benchmark: bool) -> tuple[float, ...]:
-    """Pages print values as they are or in percent, seconds also in milliseconds, and MiB in GiB."""
-    seconds = benchmark or any("second" in label for label in labels)
-    return (1, 100, *((1000,) if seconds else ()), *((1 / 1024,) if any("mib" in label for label in labels) else ()))
+    """Pages print shares as they are or in percent, seconds also in milliseconds, and MiB in GiB."""
+    if "percent" in labels or any(label.startswith("over_") for label in labels):
+        return (1,)
+    if any("mib" in label for label in labels):
+        return (1, 1 / 1024)
+    seconds = any("second" in label for label in labels)
+    return (1, 1000) if seconds else (1, 100, 1000) if benchmark else (1, 100)
 
 
-def is_rounded(number: str, path: Path, names: frozenset[str]) -> bool:
+def is_rounded(number: str, path: Path, subjects: Subjects) -> bool:
     """Whether a value of a file is printed as a number, with up to five decimals.
 
     A five at the end is rounded either way. See `_printed_values` for the values that count.
@@ -212,7 +238,7 @@ def is_rounded(number: str, path: Path, names: frozenset[str]) -> bool:
     if decimals > 5:
         return False
     near = 0.5001 * 10.0**-decimals + 2e-9 * float(number)
-    values = _printed_values(path, names)
+    values = _printed_values(path, subjects)
     start, stop = bisect_left(values, float(number) - near), bisect_right(values, float(number) + near)
     return any(f"{value * up:.{decimals}f}" == number for value in values[start:stop] for up in (1, 1 + 1e-9))
 

@@ -1,22 +1,24 @@
 """Numbers on pages are values of the files of results that their own section names or is tied to.
 
-Of a row of a table that begins with the name of a method, only values of this method count. Whole numbers count where
-a unit makes them a claim ("300 images", "31 of 39", "96 %") and the section has files. Counted claims are computed
-again (`counted_claims.py`). Settings, numbers of a paper or an example, numbers that are computed from values, and
-those that are kept in no file are listed in `number_lists.py`. Code, formulas and generated tables are left out; the
-latter have tests of their own.
+Only values of the methods, scores and models count that a paragraph, or the row and the column of a table, names
+(`page_subjects.py`). Whole numbers count where a unit makes them a claim ("300 images", "31 of 39", "96 %") and the
+section has files. Counted claims are computed again (`counted_claims.py`). Settings, numbers of a paper or an example,
+numbers that are computed from values, and those that are kept in no file are listed in `number_lists.py`. Code,
+formulas and generated tables are left out; the latter have tests of their own.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.repository.counted_claims import CLAIMS, Claim
-from tests.repository.number_lists import FILES, GENERATED, GIVEN, METHOD_FILES, WITHOUT_FILE
+from tests.repository.number_lists import FILES, GENERATED, GIVEN, METHOD_FILES, UNNAMED, WITHOUT_FILE
 from tests.repository.page_numbers import ROOT, Block, counts, is_rounded, named_files, read_blocks
+from tests.repository.page_subjects import Subjects
 
 PAGES = [
     ROOT / "README.md",
@@ -53,16 +55,24 @@ def missing(name: str, text: str, folder: Path) -> list[str]:
     files = files_by_section(name, blocks, folder)
     everywhere = resolve(METHOD_FILES) if name.startswith("docs/methods/") else set()
     known = {number for lists in (GIVEN, WITHOUT_FILE) for number in lists.get(name, "").split()}
+    unnamed = UNNAMED.get(name, "").split()
     wrong = []
     for block in blocks:
         own = files[block.headings]
+        subjects = block.subjects
+        if subjects.methods and everywhere:  # "this form", "the paper's scheme"
+            subjects = replace(subjects, methods=subjects.methods | {Path(name).stem})
         numbers = block.decimals() | (block.measured() if own else set())
-        claims = {n for n in numbers if not any(is_rounded(n, path, block.names) for path in own | everywhere)}
+        claims = {
+            n
+            for n in numbers
+            if not any(is_rounded(n, path, Subjects() if n in unnamed else subjects) for path in own | everywhere)
+        }
         if own:
             claims |= {n for n in block.counts() if not any(n in counts(path) for path in own)}
         section = block.headings[-1] if block.headings else "beginning"
         shown = ", ".join(sorted(path.name for path in own)) or "no file"
-        wrong += [f"{name}#{section}: {n} is not in {shown}: {block.text[:80]}" for n in sorted(claims - known)]
+        wrong += [f"{name}#{section}: {n} is not in {shown}: {block.shown[:80]}" for n in sorted(claims - known)]
     return wrong
 
 
@@ -85,7 +95,7 @@ def test_lists_have_no_number_that_left_its_page():
 
     left = {
         name: sorted(set(text.split()) - numbers(name))
-        for listed in (GIVEN, WITHOUT_FILE)
+        for listed in (GIVEN, WITHOUT_FILE, UNNAMED)
         for name, text in listed.items()
     }
     assert not {name: gone for name, gone in left.items() if gone}
@@ -137,3 +147,41 @@ def test_a_wrong_count_is_found(monkeypatch):
     claim = Claim("README.md", "{} methods by twelve scores", lambda: (31,))
     with pytest.raises(AssertionError, match="must say: 31 methods"):
         test_counted_claims_hold(claim)
+
+
+SUBJECTS = """# Page
+On ViT-Tiny the mIoU of `rollout` is 40.1 and its SRG 0.123; VTranM has 60.2 (`results/a.csv`).
+
+| method | mIoU, ViT-Tiny | mIoU, DeiT-Tiny | SRG, ViT-Tiny |
+|---|---:|---:|---:|
+| `rollout` | 40.1 | 45.6 | 0.123 |
+| `vtranm` | 60.2 | 65.8 | 0.234 |
+"""
+VALUES = """model,method,score,value
+vit-t,rollout,miou,40.1
+vit-t,rollout,srg,0.123
+deit-t,rollout,miou,45.6
+deit-t,rollout,srg,0.345
+vit-t,vtranm,miou,60.2
+vit-t,vtranm,srg,0.234
+deit-t,vtranm,miou,65.8
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("is 40.1 and", "is 45.6 and"),  # another model
+        ("0.123 |", "0.234 |"),  # another method
+        ("| 45.6 |", "| 40.1 |"),  # another model
+        ("mIoU of `rollout` is 40.1", "mAP of `rollout` is 40.1"),  # another score, of two that are named
+        ("| mIoU, DeiT-Tiny |", "| SRG, DeiT-Tiny |"),  # another score
+    ],
+)
+def test_values_of_other_subjects_do_not_count(tmp_path, old, new):
+    """Where a paragraph names several methods, a value of each of them counts for all of its numbers."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.csv").write_text(VALUES)
+    assert not missing("page.md", SUBJECTS, tmp_path)
+    assert old in SUBJECTS
+    assert missing("page.md", SUBJECTS.replace(old, new), tmp_path)
