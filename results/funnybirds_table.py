@@ -37,7 +37,7 @@ def _rows(content: dict[str, Any], columns: tuple[tuple[str, str], ...]) -> tupl
     """Names of the methods, the best mean first, and lines of the table with some columns."""
     methods, images = content["methods"], content["model"]["images"]
     titles = [title if key in ("threshold", "images") else f"{title} ↑" for title, key in columns]
-    lines = [f"| method | mean ↑ | {' | '.join(titles)} |", f"|---|{'---|' * (1 + len(columns))}"]
+    lines = [f"| method | mean ↑ | {' | '.join(titles)} |", "|---|" + "---:|" * (1 + len(columns))]
     order = sorted(methods, key=lambda name: float(methods[name]["mean"] or -1.0), reverse=True)
     for name in order:
         own = methods[name]

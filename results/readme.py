@@ -157,7 +157,7 @@ def pairs_table() -> str:
         return f"{mean:.1f} % [{low:.1f}, {high:.1f}]"
 
     controls = (*CONTROLS, "inverted")
-    lines = ["| method, on `scenes` | class-discrimination accuracy ↑ | relevance mass ↑ |", "|---|---|---|"]
+    lines = ["| method, on `scenes` | class-discrimination accuracy ↑ | relevance mass ↑ |", "|---|---:|---:|"]
     for name in sorted(found, key=lambda m: (m in controls, -found[m]["wins"][0], m)):
         title = f"*{name}* (control)" if name in controls else f"`{name}`"
         lines.append(f"| {title} | {cell(found[name]['wins'])} | {cell(found[name]['mass'])} |")

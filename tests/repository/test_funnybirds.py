@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +38,14 @@ def test_scores_follow_from_the_values_of_each_image(name):
             assert complete == pytest.approx(row["completeness"], abs=2e-5)
             assert (complete + single + target) / 3 == pytest.approx(row["mean"], abs=2e-5)
             assert row["low"] <= row["mean"] <= row["high"]
+
+
+def test_columns_of_numbers_are_right_aligned(monkeypatch):
+    monkeypatch.syspath_prepend(str(RESULTS.parents[1] / "results"))
+    readme = import_module("readme")
+    tables = {mark: content for _, mark, content in readme.TABLES}
+    for mark in ("funnybirds", "second training", "pairs"):
+        (rule,) = (line for line in tables[mark]().splitlines() if line.startswith("|---"))
+        first, *numbers = rule.strip("|").split("|")
+        assert first == "---"
+        assert set(numbers) == {"---:"}, mark

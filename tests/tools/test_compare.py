@@ -74,8 +74,18 @@ def test_chance_is_not_recommended():
     assert [row.method for row in found.rows].count("random") == 1
     assert found.recommended is None
     assert "controls" in found.reason
-    with pytest.raises(OptionError, match=r"vitrail\.compare"):
-        vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "auto")
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"recommended no method for this model on 3 inputs: compare on more"):
+            vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "auto")
+        recommendation._remembered.clear()  # the file says so as well
+
+
+def test_a_method_is_not_chosen_without_a_comparison_or_without_a_hash(monkeypatch):
+    with pytest.raises(OptionError, match=r"was not compared yet: run vitrail\.compare"):
+        recommendation.recommended(tiny_vit())
+    monkeypatch.setattr(recommendation.WeightsHash, "hexdigest", lambda self: None)
+    with pytest.raises(OptionError, match="by the hash of the weights, and the weights of this model have none"):
+        recommendation.recommended(tiny_vit())
 
 
 def test_expensive_and_inapplicable_methods_are_left_out_with_a_reason():

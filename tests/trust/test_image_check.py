@@ -297,3 +297,18 @@ def test_tokens_in_an_order_of_the_image_are_not_dropped():
     images = torch.randn(1, 3, 32, 32)
     removal = PatchRemoval(vitrail.LoadedModel(Sorted().eval()), images, (4, 4))
     assert removal.by == "blur"
+
+
+@pytest.mark.parametrize(("values", "text"), [
+    ((0.834, 0.601, 0.812), "lowers dog from 83 % to 60 %; regions of the same shape elsewhere lower it to 81 % "),
+    ((0.5, 0.601, 0.55), "raises dog from 50 % to 60 %; regions of the same shape elsewhere raise it to 55 % "),
+    ((0.834, 0.834, 0.834), "leaves dog at 83 %; regions of the same shape elsewhere leave it at 83 % "),
+    ((0.834, 0.831, 0.845), "leaves dog at 83 %; regions of the same shape elsewhere raise it to 84 % "),
+    ((2e-4, 1e-4, 3e-4), "leaves dog below 0.1 %; regions of the same shape elsewhere leave it below 0.1 % "),
+])  # fmt: skip
+def test_a_value_that_is_printed_as_before_is_neither_lowered_nor_raised(values, text):
+    before, removed, moved = values
+    check = MapCheck(
+        "rollout", "dog", "faithful", (), 0.02, "mean", (0.1,), before, (removed,), (), (moved,), (), 49, 1.0, {}
+    )
+    assert check.sentences[0] == f"Removing the 10 % most relevant patches {text}(p = 0.02)."

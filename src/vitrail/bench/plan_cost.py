@@ -39,6 +39,7 @@ from vitrail.data import cifar, image_grids, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
 from vitrail.models.catalogue import catalogue_entry
+from vitrail.models.percentages import percent
 from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
@@ -274,7 +275,7 @@ class Estimate:
             ("images", f"{self.images:,}"),
             ("maps", f"{self.maps:,}"),
             ("forward passes", f"{self.forwards:,.0f}, {self.explaining:,.0f} of them for maps, the rest for scores"),
-            ("left to do", f"{100 * self.left:.0f} %"),
+            ("left to do", percent(self.left)),
             ("one forward pass", f"{each:.2f} ms, {self.timed}"),
             ("time", f"about {self.time} with {self.workers} worker{'s' if self.workers > 1 else ''}"),
             ("memory", f"about {self.memory / 2**30:.1f} GiB per worker"),

@@ -59,6 +59,7 @@ def audit(
     """  # fmt: skip
     from vitrail.bench.audit import write_audit
     from vitrail.bench.report import find_run
+    from vitrail.models.percentages import percent
 
     other = None if against is None else find_run(against, runs)
     with err.status("Audit") as status:
@@ -76,7 +77,7 @@ def audit(
         out.print("No findings: no cluster of a class has 10 % of its relevance at one place off the object.")
     if found.checks:
         total = sum(found.checks.values())
-        out.print(f"{100 * found.failed_checks:.0f} % of {total} checked maps failed", highlight=False)
+        out.print(f"{percent(found.failed_checks)} of {total} checked maps failed", highlight=False)
     out.print(f"Audit: [bold]{escape(str(page))}[/bold]", soft_wrap=True, highlight=False)
     if browse:
         open_in_browser(page)

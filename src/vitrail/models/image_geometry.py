@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vitrail.models.percentages import percent
+
 #: What applying the EXIF orientation does to an image, by the value of the tag; 1 leaves it as it is.
 ORIENTATIONS = {
     2: "mirrored",
@@ -93,7 +95,7 @@ class ImageGeometry:
             columns = f"columns {round(left)} to {round(right)} of {width}" if right - left <= width - 1 else ""
             rows = f"rows {round(top)} to {round(bottom)} of {height}" if bottom - top <= height - 1 else ""
             where = " and ".join(filter(None, (columns, rows))) or "less than a pixel is missing"
-            parts.append(f"the model saw {100 * self.share:.0f} % of the image: {where}")
+            parts.append(f"the model saw {percent(self.share)} of the image: {where}")
         else:
             parts.append("the model saw the whole image")
         if self.squashed:

@@ -23,7 +23,7 @@ def recommendations_file() -> Path:
 
 
 def remember(model: nn.Module, entry: dict[str, Any]) -> None:
-    """Keep the recommendation for a model by the hash of its weights, also on disk if that is possible."""
+    """Keep the recommendation for a model, which may be none, by the hash of its weights; on disk if possible."""
     key = WeightsHash(model).hexdigest()
     if key is None:
         return
@@ -40,13 +40,28 @@ def remember(model: nn.Module, entry: dict[str, Any]) -> None:
 
 
 def recommended(model: nn.Module) -> str:
-    """The method that `vitrail.compare` recommended for a model."""
+    """The method that `vitrail.compare` recommended for a model.
+
+    Raises:
+        OptionError: The model was not compared, or its last comparison recommended no method.
+    """
     key = WeightsHash(model).hexdigest()
-    entry = None if key is None else _remembered.get(key) or _read(recommendations_file()).get(key)
-    if entry is None or not isinstance(entry.get("method"), str):
+    if key is None:
         raise OptionError(
-            'method="auto" uses the result of vitrail.compare, and this model was not compared yet: run '
-            "vitrail.compare(model, images) once, or name a method"
+            'method="auto" finds the result of vitrail.compare by the hash of the weights, and the weights of this '
+            "model have none, as with quantised layers: name a method"
+        )
+    entry = _remembered.get(key) or _read(recommendations_file()).get(key)
+    if not isinstance(entry, dict) or "method" not in entry:
+        raise OptionError(
+            'method="auto" uses the result of vitrail.compare, and a model with these weights was not compared yet: '
+            "run vitrail.compare(model, images) or `vitrail compare` once, or name a method"
+        )
+    if entry["method"] is None:
+        raise OptionError(
+            f'method="auto" uses the result of vitrail.compare, which recommended no method for this model on '
+            f"{entry.get('images')} input{'' if entry.get('images') == 1 else 's'}: compare on more of them, or name "
+            "a method"
         )
     return str(entry["method"])
 

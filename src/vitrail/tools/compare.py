@@ -129,7 +129,7 @@ def compare(
 
     The predicted class is explained, or a target of `vitrail.targets`. Patches are removed in the order of each map,
     most relevant first and least relevant first, by dropping tokens if the model supports it. The recommendation is
-    kept by the hash of the model's weights, and ``explain(method="auto")`` uses it.
+    kept by the hash of the model's weights, and ``explain(method="auto")`` uses it; the last comparison counts.
 
     Args:
         model: Your model object, or what ``load`` returned.
@@ -261,10 +261,9 @@ def _rank(
 def _recommended(
     loaded: LoadedModel, rows: tuple[ComparedRow, ...], count: int, removal: str, refused: Mapping[str, str]
 ) -> MethodComparison:
-    """The comparison with its recommendation, which is remembered for the model."""
+    """The comparison with its recommendation, which is remembered for the model, also if it is none."""
     recommended, reason = recommend(rows)
-    if recommended is not None:
-        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
+    remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
     return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
 
 

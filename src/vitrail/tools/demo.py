@@ -19,6 +19,7 @@ from vitrail.errors import NotApplicableError, writing
 from vitrail.methods import METHODS
 from vitrail.methods.cost import size_of
 from vitrail.models import load
+from vitrail.models.percentages import percent
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import DEFAULT, explain
 from vitrail.pipeline.explanation import Explanations
@@ -129,13 +130,13 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, 
     sections = []
     for one in scenes:
         cells = [(name, k) for name in methods for k in range(len(one.targets))]
-        remarks = {(name, k): f"{one.relevance_on_object(name, k):.0%} on the object" for name, k in cells}
+        remarks = {(name, k): f"{percent(one.relevance_on_object(name, k))} on the object" for name, k in cells}
         sections.append(ImageSection(one.title, one.explanations, remarks))
     table = [("Method", "Mean relevance on the object", "Seconds per scene")]
     for name in methods:
         shares = [one.relevance_on_object(name, k) for one in scenes for k in range(len(one.targets))]
         seconds = [one.explanations[name].seconds for one in scenes]
-        table.append((scenes[0].explanations[name].title, f"{np.mean(shares):.0%}", f"{np.mean(seconds):.2f}"))
+        table.append((scenes[0].explanations[name].title, percent(float(np.mean(shares))), f"{np.mean(seconds):.2f}"))
     image, page = folder / "figure.png" if find_spec("matplotlib") else None, folder / "index.html"
     draw = gallery if len(methods) > MAX_COLUMNS else figure
     with writing(folder, "choose another folder with --out"):

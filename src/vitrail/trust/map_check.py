@@ -110,8 +110,14 @@ class MapCheck:
 
     def _faithfulness(self) -> str:
         level, show = _percent(self.levels[0]), _percent if self.is_probability else _number
-        verb = "lowers" if self.removed[0] <= self.probability else "raises"
-        moved = "lower" if self.null_removed[0] <= self.probability else "raise"
+        before, removed, moved = (show(value) for value in (self.probability, self.removed[0], self.null_removed[0]))
+        same = f"below {before[1:]}" if before.startswith("<") else f"at {before}"  # if it is printed as before
+        verb = "lowers" if self.removed[0] < self.probability else "raises"
+        change = (
+            f"leaves {self.label} {same}" if removed == before else f"{verb} {self.label} from {before} to {removed}"
+        )
+        verb = "lower" if self.null_removed[0] < self.probability else "raise"
+        other_change = f"leave it {same}" if moved == before else f"{verb} it to {moved}"
         elsewhere = (
             "as many words in shifted orders"
             if self.unit == "words"
@@ -120,8 +126,7 @@ class MapCheck:
             else f"as many {self.unit} elsewhere"
         )
         sentence = (
-            f"Removing the {level} most relevant {self.unit} {verb} {self.label} from {show(self.probability)} to "
-            f"{show(self.removed[0])}; {elsewhere} {moved} it to {show(self.null_removed[0])} "
+            f"Removing the {level} most relevant {self.unit} {change}; {elsewhere} {other_change} "
             f"(p = {self.p_value:.2g})."
         )
         better = [name for name, value in self.controls.items() if value >= self.statistic]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from vitrail.models.percentages import percent
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -67,7 +69,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(code_spans=code_spans, breakable=breakable)
+    environment.filters.update(code_spans=code_spans, breakable=breakable, percent=percent)
     environment.globals["report_style"] = Markup(  # noqa: S704
         files("vitrail.viz").joinpath("style.css").read_text(encoding="utf-8")
     )

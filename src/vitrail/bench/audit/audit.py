@@ -20,6 +20,7 @@ from vitrail.bench.audit.measures import (
 )
 from vitrail.bench.map_store import MapStore
 from vitrail.errors import InputError, OptionError
+from vitrail.models.percentages import percent
 from vitrail.scores.agreement import spearman
 from vitrail.scores.statistics import Array
 
@@ -99,8 +100,8 @@ class Finding:
     def sentence(self) -> str:
         """The finding in one sentence."""
         return (
-            f"{100 * self.score:.0f} % of the relevance of {self.maps} maps ({100 * self.share:.0f} % of the class) "
-            f"is at one place, {self.place}, which covers {100 * self.patches:.0f} % of the image"
+            f"{percent(self.score)} of the relevance of {self.maps} maps ({percent(self.share)} of the class) "
+            f"is at one place, {self.place}, which covers {percent(self.patches)} of the image"
         )
 
 

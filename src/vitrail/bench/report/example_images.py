@@ -18,6 +18,7 @@ from vitrail.bench.report.examples import SelectedExample
 from vitrail.bench.report.run_folder import Run
 from vitrail.errors import VitrailError
 from vitrail.methods import find
+from vitrail.models.percentages import percent
 from vitrail.viz.colormap import overlay, to_image
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _render(run: Run, context: BenchContext, example: SelectedExample) -> Exampl
     names = model.loaded.classes
     name = names[label].split(",")[0] if names and label < len(names) else f"class {label}"
     outlined = draw_outline(pixels, truth.mask_of(label))
-    return ExampleImages(example, f"{name} ({100 * probability:.0f} %)", encode_jpeg(outlined), overlays)
+    return ExampleImages(example, f"{name} ({percent(float(probability))})", encode_jpeg(outlined), overlays)
 
 
 def _explained_class(run: Run, example: SelectedExample) -> tuple[int, float]:

@@ -13,7 +13,7 @@ import {
 } from "./captions.js";
 import { DIVERGING, PAIR, SEQUENTIAL, drawImage, drawMap, drawPair } from "./colour.js";
 import { el, errorMessage, iconButton, oncePerFrame, setText } from "./dom.js";
-import { formatNumber, mapOf, ordinal, patchValues } from "./maps.js";
+import { formatNumber, formatShare, mapOf, ordinal, patchValues } from "./maps.js";
 import { summarise } from "./summary.js";
 
 const LARGE_SIZE = 768;
@@ -381,7 +381,7 @@ export class MapComparison {
       const { means, units, ranks } = patchValues(map, scene.grid);
       if (!long) return `${formatNumber(means[patch])} · ${ordinal(ranks[patch])}`;
       const name = scene.targets.length > 1 ? `${scene.className(target)} ` : "";
-      const percent = `${Math.round(100 * units[patch])}\u00a0%`.replace("-", "−");
+      const percent = formatShare(units[patch]);
       const strength = name ? percent : `${percent} of the maximum`;
       return `${name}${formatNumber(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
     });

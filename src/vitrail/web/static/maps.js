@@ -162,6 +162,13 @@ export function formatPercent(p) {
   return `${p >= 0.9995 ? "100" : p >= 0.001 ? (100 * p).toFixed(1) : "<0.1"}\u00a0%`;
 }
 
+/** A share in whole per cent, with a decimal where it would be rounded to 0 without being 0. */
+export function formatShare(share) {
+  const size = Math.abs(share);
+  const text = size > 0 && size < 0.001 ? "<0.1" : (100 * size).toFixed(size > 0 && size < 0.0095 ? 1 : 0);
+  return `${share < 0 && !text.startsWith("<") ? "−" : ""}${text}\u00a0%`;
+}
+
 export function formatSeconds(s) {
   if (s === null || s === undefined) return "";
   if (s >= 100) return `${Math.round(s / 60)} min`;

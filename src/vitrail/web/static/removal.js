@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { el, oncePerFrame, setText } from "./dom.js";
-import { formatPercent, patchRanks, wholeMapOf } from "./maps.js";
+import { formatPercent, formatShare, patchRanks, wholeMapOf } from "./maps.js";
 import { fieldsOf, isContrast } from "./targets.js";
 
 const find = (id) => document.getElementById(id);
@@ -99,8 +99,8 @@ export class PatchRemoval {
   #update() {
     const count = this.removed.length;
     const total = this.#total;
-    setText(this.output, `${Math.round((100 * count) / total)}\u00a0% (${count} of ${total} patches)`);
-    this.slider.setAttribute("aria-valuetext", `${Math.round((100 * count) / total)} percent`);
+    setText(this.output, `${formatShare(count / total)} (${count} of ${total} patches)`);
+    this.slider.setAttribute("aria-valuetext", `${formatShare(count / total)} (${count} of ${total} patches)`);
     this.reset.hidden = !this.chosen && Number(this.slider.value) === SHARE;
     if (String(this.found?.removed) !== String(this.removed)) this.found = null;
     this.result.dataset.state = "running";

@@ -1,6 +1,6 @@
 /** A map in words, for those who do not see it. */
 
-import { patchValues } from "./maps.js";
+import { formatShare, patchValues } from "./maps.js";
 
 /** Side of the region that is named, as a share of the rows and columns. */
 const SIDE = 0.28;
@@ -37,6 +37,6 @@ export function summarise(map, grid) {
   const span = (from, to) => (from === to ? String(from) : `${from}–${to}`);
   return (
     `Most relevance: rows ${span(region.top, region.bottom)}, columns ${span(region.left, region.right)}, ` +
-    `${Math.round(100 * region.share)}\u00a0% of it, on a grid of ${grid[0]} rows and ${grid[1]} columns.`
+    `${formatShare(region.share)} of it, on a grid of ${grid[0]} rows and ${grid[1]} columns.`
   );
 }
