@@ -65,3 +65,53 @@ def test_maps_of_a_confident_class_do_not_depend_on_the_precision():
     assert (1 - found.logits.double().softmax(-1)[:, 2] < 1e-6).all()
     expected = vitrail.explain(model.double(), IMAGES.double(), "vtranm", target=2)
     torch.testing.assert_close(found.maps, expected.maps.float(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("logit", [-30.0, 1.0, 12.0, 17.0, 24.0])
+def test_gradient_of_a_confident_sigmoid(logit, score):
+    """Its derivative p (1 - p) was 17 % off at a logit of 15 and zero from 17 on."""
+    logits = torch.tensor([[logit, 0.5]], requires_grad=True)
+    (found,) = torch.autograd.grad(class_scores(logits, score, scores="sigmoid")[0, 0], logits)
+    against = torch.sigmoid(-logits.detach().double())[0, 0]  # 1 - p
+    expected = against if score == "logprob" else against * torch.sigmoid(logits.detach().double())[0, 0]
+    torch.testing.assert_close(found, torch.stack([expected, expected * 0]).float()[None], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("margin", [1.0, 12.0, 17.0, 24.0])
+def test_gradient_of_the_probability_of_a_confident_group(margin, score):
+    logits = torch.tensor([[margin, margin - 0.3, -torch.inf, 0.0]], requires_grad=True)
+    group = vitrail.ClassGroup([0, 1])
+    (found,) = torch.autograd.grad(class_scores(logits, score, [group])[0, 4], logits)
+    wide = logits.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.sigmoid(wide[0, :2].logsumexp(0) - wide[0, 2:].logsumexp(0)), wide)
+    probability = 1.0 if score == "prob" else float(wide.detach().softmax(-1)[0, :2].sum())
+    torch.testing.assert_close(found, (expected / probability).float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(class_scores(logits, score, [group]), class_scores(logits.detach(), score, [group]))
+
+
+@pytest.mark.parametrize("method", ["leadlight", "vtranm", "gradient_x_input:score=prob", "transformer_mm:score=prob"])
+def test_maps_of_a_confident_sigmoid_do_not_depend_on_the_precision(method):
+    model = tiny_vit()
+    with torch.no_grad():
+        model.head.bias[2] += 20
+    found = vitrail.explain(model, IMAGES, method, target=2, scores="sigmoid")
+    assert (found.logits[:, 2].sigmoid() == 1).all()
+    expected = vitrail.explain(model.double(), IMAGES.double(), method, target=2, scores="sigmoid")
+    torch.testing.assert_close(found.maps, expected.maps.float(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [2, 0])
+def test_maps_of_a_model_that_returns_certain_probabilities_do_not_depend_on_the_precision(target):
+    """Maps with respect to a logit were others from a probability of 1 - 1e-6 on, and not constant."""
+    bare = tiny_vit()
+    with torch.no_grad():
+        bare.head.bias[2] += 18
+    model = torch.nn.Sequential(bare, torch.nn.Softmax(-1)).eval()
+    methods = ["gradient_x_input:score=logit", "leadlight", "transformer_mm", "attnlrp", "conservative_lrp"]
+    found = vitrail.explain(model, IMAGES, methods=methods, target=target)
+    assert (model(IMAGES)[:, 2] > 1 - 1e-6).all()
+    expected = vitrail.explain(model.double(), IMAGES.double(), methods=methods, target=target)
+    for name in methods:
+        torch.testing.assert_close(found[name].maps, expected[name].maps.float(), rtol=0, atol=1e-4)

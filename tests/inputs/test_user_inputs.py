@@ -330,9 +330,24 @@ def test_the_name_of_a_parameter_says_that_a_tensor_is_a_spectrogram():
 def test_float_pixels_up_to_255_give_a_warning_and_normalised_images_do_not():
     model = vitrail.LoadedModel(tiny_vit(), vitrail.Preprocess((32, 32)), name="mine")
     pixels = torch.randint(0, 256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0)).float()
-    with pytest.warns(GuessWarning, match=r"values up to 255, .*scale them to \[0, 1\] and normalise them"):
-        vitrail.explain(model, pixels, "rollout")
+    for given in (pixels, list(pixels), pixels[0], {"images": pixels}, {"images": pixels.double()}):
+        with pytest.warns(GuessWarning, match=r"values up to 255, .*scale them to \[0, 1\] and normalise them"):
+            vitrail.explain(model, given, "rollout")
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuessWarning)
-        vitrail.explain(model, 4 * torch.randn(1, 3, 32, 32), "rollout")
+        normalised = 4 * torch.randn(1, 3, 32, 32)
+        for given in (normalised, list(normalised), {"images": normalised}):
+            vitrail.explain(model, given, "rollout")
         vitrail.explain(tiny_vit(), pixels, "rollout")  # a model whose normalisation is not known
+
+
+@pytest.mark.slow
+def test_float_pixels_of_a_hugging_face_model_give_a_warning():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8
+    )
+    model = transformers.ViTForImageClassification(config).eval()
+    pixels = torch.randint(0, 256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0)).float()
+    with pytest.warns(GuessWarning, match="values up to 255"):
+        vitrail.explain(model, {"pixel_values": pixels}, "rollout")

@@ -178,4 +178,17 @@ def as_logits(scores: Tensor | None, kind: str) -> Tensor | None:
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     if kind == "sigmoid":
         return torch.logit(wide, eps=1e-7)
-    return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+    logarithms = wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
+    # The same as logits; the model's own derivative of log p, through p and 1 / p, is lost where p rounds to one.
+    return accurate_log_softmax(logarithms) if wide.requires_grad and wide.shape[-1] > 1 else logarithms
+
+
+def accurate_log_softmax(logits: Tensor) -> Tensor:
+    """Log-softmax whose gradient is accurate where a class has nearly all of the probability.
+
+    The derivative of log p by the logit of its class is 1 - p. For the likeliest class the usual formula rounds p to 1
+    and loses it, while the derivatives by the other logits remain. Here it is the sigmoid of their difference.
+    """
+    top = logits.argmax(-1, keepdim=True)
+    others = logits.scatter(-1, top, torch.finfo(logits.dtype).min).logsumexp(-1, keepdim=True)
+    return logits.log_softmax(-1).scatter(-1, top, F.logsigmoid(logits.gather(-1, top) - others))

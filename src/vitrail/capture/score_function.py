@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.outputs import known_kind, stated_count
+from vitrail.capture.outputs import accurate_log_softmax, known_kind, stated_count
 from vitrail.errors import TargetError
 
 #: ``problem_type`` of Hugging Face configs.
@@ -164,19 +165,32 @@ def as_probabilities(logits: Tensor, function: str, log: bool = False) -> Tensor
     if function == "identity":
         return logits
     if function == "sigmoid" or logits.shape[1] == 1:
-        return nn.functional.logsigmoid(wide) if log else torch.sigmoid(wide)
+        if not log and not wide.requires_grad:
+            return torch.sigmoid(wide)
+        # The derivative of a sigmoid, p (1 - p), is lost where p rounds to one; that of the logarithm is not.
+        logarithm = nn.functional.logsigmoid(wide)
+        return logarithm if log else logarithm.exp()
     if not wide.requires_grad:
         return wide.log_softmax(-1) if log else wide.softmax(-1)
-    found = _log_softmax(wide)
+    found = accurate_log_softmax(wide)
     return found if log else found.exp()
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Log-softmax whose gradient is accurate where a class has nearly all of the probability.
+def group_probabilities(logits: Tensor, groups: Sequence[Sequence[int]], log: bool = False) -> Tensor:
+    """Probabilities of groups of classes by a softmax, or their logarithms, shape (b, groups).
 
-    The derivative of log p by the logit of its class is 1 - p. For the likeliest class the usual formula rounds p to 1
-    and loses it, while the derivatives by the other logits remain. Here it is the sigmoid of their difference.
+    A group is all but certain where its classes are, so that 1 - p is not computed from the sum of their probabilities.
+
+    Example:
+        >>> group_probabilities(torch.zeros(1, 4), [[0, 1], [0, 1, 2]])
+        tensor([[0.5000, 0.7500]])
     """
-    top = logits.argmax(-1, keepdim=True)
-    others = logits.scatter(-1, top, torch.finfo(logits.dtype).min).logsumexp(-1, keepdim=True)
-    return logits.log_softmax(-1).scatter(-1, top, nn.functional.logsigmoid(logits.gather(-1, top) - others))
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    odds = []
+    for group in groups:
+        inside = torch.zeros(wide.shape[-1], dtype=torch.bool, device=wide.device)
+        inside[list(group)] = True
+        others = wide.masked_fill(inside, torch.finfo(wide.dtype).min).logsumexp(-1)
+        odds.append(wide[..., inside].logsumexp(-1) - others)
+    found = nn.functional.logsigmoid(torch.stack(odds, -1))
+    return found if log else found.exp()

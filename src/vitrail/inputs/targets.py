@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.capture.output_tensors import fields_of, missing_scores, target_values
-from vitrail.capture.score_function import as_probabilities
+from vitrail.capture.score_function import as_probabilities, group_probabilities
 from vitrail.capture.tensor_tree import without_inference
 from vitrail.errors import OptionError, TargetError
 from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
@@ -111,6 +111,9 @@ def class_scores(logits: Tensor, score: str, groups: Sequence[ClassGroup] = (), 
             f"not (scores={scores!r}): pass target=function, or scores='softmax' if they do"
         )
     found = logits if score == "logit" else as_probabilities(logits, scores, log=score == "logprob")
+    if groups and score != "logit" and scores == "softmax" and found.requires_grad and logits.shape[1] > 1:
+        of_groups = group_probabilities(logits, [group.indices for group in groups], log=score == "logprob")
+        return torch.cat([found, of_groups], 1)
     return append_groups(found, groups, log=score != "prob")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.input_roles import InputTensor
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
@@ -82,9 +83,10 @@ def to_model_inputs(
     for name, tensor in model_inputs.named:
         if tensor.is_floating_point() and "mask" not in name and not bool(torch.isfinite(tensor).all()):
             raise InputError("the input holds NaN or infinite values: check how it was normalised")
-    _warn_of_raw_pixels(inputs, model.preprocess)
     model_inputs = replace(model_inputs, reading=reading or OutputReading())
-    return describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
+    described = describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
+    _warn_of_raw_pixels(described, model.preprocess)
+    return described
 
 
 def _from_files(inputs: Sequence[Any], model: LoadedModel) -> ModelInputs:
@@ -101,12 +103,14 @@ def _check_roles(roles: Any, of: Any) -> None:
         raise InputError(f"of={of!r} must be the name of the tensor that is explained")
 
 
-def _warn_of_raw_pixels(images: Inputs, preprocess: Any) -> None:
+def _warn_of_raw_pixels(model_inputs: ModelInputs, preprocess: Any) -> None:
     """Warn of values far outside of what the model's normalisation gives, such as pixels from 0 to 255."""
-    if not isinstance(preprocess, Preprocess) or not isinstance(images, Tensor) or not images.is_floating_point():
+    if not isinstance(preprocess, Preprocess):
         return
     limit = max(max(mean, 1 - mean) / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True))
-    largest = float(images.abs().amax())
+    described = zip(model_inputs.description, model_inputs.tensors, strict=True)
+    pixels = [tensor for one, tensor in described if _holds_pixels(one) and tensor.is_floating_point()]
+    largest = max((float(tensor.detach().abs().amax()) for tensor in pixels if tensor.numel()), default=0.0)
     if largest > _RAW_PIXELS * limit:
         warnings.warn(
             f"the images have values up to {largest:.4g}, and the normalisation of this model gives at most "
@@ -115,6 +119,11 @@ def _warn_of_raw_pixels(images: Inputs, preprocess: Any) -> None:
             GuessWarning,
             stacklevel=5,
         )
+
+
+def _holds_pixels(one: InputTensor) -> bool:
+    # Other flattened patches can be the stream of a decoder.
+    return one.role in ("image", "video") or (one.role == "patches" and "pixel" in one.key)
 
 
 def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:

@@ -153,7 +153,12 @@ class Probe(InputProbe):
             inside = membership(self.classes[:, self.k], self.groups, values.shape[1])
             if contrast:
                 return (~inside).to(values) / (~inside).sum(1, keepdim=True).clamp_min(1)
-            return scores_as_logits(self.model, values).masked_fill(~inside, -torch.inf).softmax(1).to(values.dtype)
+            asked = scores_as_logits(self.model, values).masked_fill(~inside, -torch.inf).softmax(1).to(values.dtype)
+            if not rules.gradient or self.structure.outputs != "probabilities":
+                return asked
+            # The gradient of a softmax has no part in what all classes have in common. Where the start of the likeliest
+            # class is zero, no rounding of its probability is left in the gradient.
+            return asked - asked.gather(1, values.argmax(1, keepdim=True))
 
         def run() -> Propagation:
             return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
