@@ -21,6 +21,7 @@ from method_pages import renewed_index, renewed_page
 
 from vitrail.methods.card import PHOTOGRAPH_MODELS
 from vitrail.methods.registry import METHODS
+from vitrail.pipeline.request import LANGUAGE_DEFAULT
 from vitrail.scores.statistics import holm, mean_ratio, p_value, single_mean
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,13 +155,17 @@ def pair_lines(measured: Mapping[str, Any], further: Mapping[str, Any]) -> dict[
 
 
 def text_lines(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Comprehensiveness on Movie Reviews by method; "better" where its interval is above that of random words."""
+    """Comprehensiveness on Movie Reviews by method; "better" where its interval is above that of random words.
+
+    Of the method that is the default of language models, the form is the one that is the default.
+    """
     rows = {row["method"]: row for row in measured["rows"]}
     chance = rows["random"]["comprehensiveness"]["high"]
     found = {}
     for name in METHODS.keys() & rows.keys() - {"random"}:
-        one = rows[name]["comprehensiveness"]
-        found[name] = {"value": round(one["mean"], 5), "images": rows[name]["reviews"]}
+        form = LANGUAGE_DEFAULT if LANGUAGE_DEFAULT.partition(":")[0] == name else name
+        one = rows[form]["comprehensiveness"]
+        found[name] = labelled({"value": round(one["mean"], 5), "images": rows[form]["reviews"]}, form, name)
         if one["low"] > chance:
             found[name]["detail"] = "better"
     return found

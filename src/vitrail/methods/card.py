@@ -300,10 +300,10 @@ def _line(rule: CardRule, by_model: Mapping[str, CardMeasurement], method: Metho
         names = dict.fromkeys(by_model[model].detail for model in counted)
         remark = "lowest: " + ", ".join(f"{method.name}:{name}" for name in names)
     rating = combined([rule.rate(by_model[model]) for model in counted])
-    if forms := dict.fromkeys(one.form for one in by_model.values() if one.form):
-        remark = "; ".join(filter(None, (remark, f"of {', '.join(forms)}")))
     if rule.key == "texts":
         remark = ", ".join(shown_number(rule, one.value) for one in by_model.values())
+    if forms := dict.fromkeys(one.form for one in by_model.values() if one.form):
+        remark = "; ".join(filter(None, (remark, f"of {', '.join(forms)}")))
     cells = {model: shown_number(rule, one.value) for model, one in by_model.items()}
     title = "same call ↑" if rule.key == "determinism" and "seed" not in method.options else rule.title
     return CardLine(rule.section, title, rating, cells, {m: one.value for m, one in by_model.items()}, remark)
