@@ -46,6 +46,7 @@ class AttentionRecorder:
         values_of: Keep the values of this call as a node of the graph, in ``values``.
         gap: Where no graph is built; None for the whole pass.
         masks: Read which keys each query may attend to.
+        logit_masks: Read it also from logits to which a mask was added, which takes a pass over all of them.
         results: Keep outputs of each call as nodes of the graph.
         held: Results that take the place of those of the calls, by call.
     """
@@ -65,6 +66,7 @@ class AttentionRecorder:
         values_of: int | None = None,
         gap: GraphGap | None = None,
         masks: bool = True,
+        logit_masks: bool = True,
         results: bool = False,
         words: Tensor | None = None,
         cut_outputs: bool = False,
@@ -88,6 +90,7 @@ class AttentionRecorder:
         self._values_of = values_of
         self._gap = gap
         self._track_masks = masks
+        self._track_logit_masks = logit_masks
         self._results = results
         #: Masks by id, with the mask itself, so that its id is not reused: most layers of a model share one.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -193,7 +196,8 @@ class AttentionRecorder:
             self.nodes["dY", index] = norm
         beside = self.stream is not None and self.stream.in_branch
         Z_graph, V_graph = Z if self._keep_output or self._results else None, V if self._keep_output else None
-        allowed = None if mask is None or not self._track_masks else self._allowed(mask, shape[2:], mask is O)
+        tracked = self._track_masks and (self._track_logit_masks or mask is not O)
+        allowed = None if mask is None or not tracked else self._allowed(mask, shape[2:], mask is O)
         pair = (Q, K, O) if self._cut_outputs else (None, None, None)
         self.calls.append(
             Call(block, shape, self._grid, Z_graph, V_graph, *pair, beside, Q is not None, folded, allowed)

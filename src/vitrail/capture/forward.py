@@ -151,7 +151,8 @@ def forward_pass(
         program=program,
         values_of=layers[0].call if from_pixels else None,
         gap=_gap(by_call, layers) if from_pixels and not (whole_graph or fast.recomputing()) else None,
-        masks=structure.masked,
+        masks=structure.masked or confirm,
+        logit_masks=structure.masked,
         results=confirm and whole_graph,
         words=model_inputs.words if structure.from_words else None,
     )  # fmt: skip
@@ -163,6 +164,7 @@ def forward_pass(
         evidence = None if program is None else PassEvidence(program, mode.values, leaf, model_inputs.axes)
         if evidence is not None:
             evidence.outputs = {i: c.Z for i, c in enumerate(mode.calls) if c.Z is not None}
+            _compare_masks(evidence, mode, structure)
         _check_calls(mode, structure)
         truncated = TruncatedOutputs(output, ends, alone) if ends else None
         output = first_rows(output, model_inputs.batch, len(ends)) if ends else output
@@ -241,6 +243,15 @@ def first_rows(output: Any, batch: int, times: int) -> Any:
     if output is None or isinstance(output, int | float | str | bool):
         return output
     raise ModelError(f"the output {type(output).__name__} cannot be cut into batches")
+
+
+def _compare_masks(evidence: PassEvidence, mode: AttentionMode, structure: ModelStructure) -> None:
+    """Note whether keys are masked that the structure does not know of, which was measured on one example."""
+    if structure.masked:
+        return
+    masks = {id(call.allowed): call.allowed for call in mode.calls}
+    for one in masks.values():
+        evidence.differs("which keys queries may attend to", ~one.all() if isinstance(one, Tensor) else one is not None)
 
 
 def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:

@@ -10,6 +10,7 @@ from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
 from vitrail.capture.attention_reach import AllowedKeys, CausalKeys
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import AttentionLayer
 from vitrail.capture.residual import ResidualStream
 
@@ -19,6 +20,15 @@ def mask_kinds(calls: Sequence[Call]) -> tuple[bool, bool]:
     allowed = [c.allowed for c in calls]
     masked = any(one is not None and (isinstance(one, CausalKeys) or not bool(one.all())) for one in allowed)
     return masked, masked and all(map(_is_causal, allowed))
+
+
+def may_be_masked(model_inputs: ModelInputs) -> bool:
+    """Whether other examples than the one that was measured may have keys that no query attends to, such as padding.
+
+    A mask comes from the tokens of a text, or from what is given beside an image. Masks that depend on an image alone
+    are compared in each pass.
+    """
+    return model_inputs.words is not None or len(model_inputs.tensors) > 1
 
 
 def _is_causal(allowed: AllowedKeys | None) -> bool:

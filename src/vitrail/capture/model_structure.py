@@ -85,7 +85,7 @@ class ModelStructure:
         notes: What was guessed or is unusual.
         checks: The self-check: what was measured, and whether it holds.
         calls: Number of attention calls in one forward pass, those that do not reach the score included.
-        masked: Whether some queries may not attend to some keys, as in causal models.
+        masked: Whether some queries may not attend to some keys, as in causal models, or a mask may say so.
         causal: Whether no token can attend to a later one.
         members: Number of encoders side by side whose last attention reaches the score, such as those of an ensemble.
         given: What the user said of the layout.

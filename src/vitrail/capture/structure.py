@@ -15,7 +15,7 @@ from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen, gradients_enabled, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype
-from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, stream_width
+from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, may_be_masked, stream_width
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
@@ -248,7 +248,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     masked, causal = mask_kinds(calls)
     base = replace(
         base, kind=kind, layers=layers, width=stream_width(mode, live), calls=len(mode.calls),
-        masked=masked, causal=causal,
+        masked=masked or may_be_masked(one.model_inputs), causal=causal,
         norm_first="X_norm" in calls[-1].block,
         members=verify.members(calls) if kind != "plain" else 1,
     )  # fmt: skip

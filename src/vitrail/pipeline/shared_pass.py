@@ -222,8 +222,9 @@ def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
     """No relevance for tokens that the target cannot depend on; relevance of tokens has shape (b, S)."""
     if trace.valid is None or relevance.dim() != 2:
         return relevance
-    valid = trace.patches(trace.valid)
-    return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
+    valid = trace.patches(trace.valid)  # one row for all examples where they share their masks
+    fits = valid.shape[1] == relevance.shape[1] and valid.shape[0] in (1, relevance.shape[0])
+    return relevance.masked_fill(~valid, 0.0) if fits else relevance
 
 
 def _input_gradients_alone(job: BatchJob) -> bool:

@@ -1,0 +1,133 @@
+"""Maps of a batch are those of its inputs alone, also where the inputs have different masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.errors import NotApplicableError
+from vitrail.models.plain_vit import PlainBlock
+from vitrail.testing import quick, tiny_vit
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
+#: The default methods, controls and those that chain gradients; all others are slow tests.
+FEW = ("leadlight", "vtranm", "gradsam", "rollout", "grad_rollout", "legrad", "attnlrp", "grad_eclip", "random")
+#: Controls and features, which are there for all patches.
+ALL_PATCHES = ("random", "centre", "edges", "inverted", "gradcam_features")
+
+
+class ExplicitBlock(PlainBlock):
+    """The same block with its attention written out, which adds the mask to the logits."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if mask is not None:
+            logits = logits + torch.where(mask, 0.0, -1e9).to(logits)
+        x = x + self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class MaskedViT(nn.Module):
+    """A ViT in which no token attends to some patches: the last ones, the black ones, or those that are given."""
+
+    def __init__(self, by: str, explicit: bool = False) -> None:
+        super().__init__()
+        self.vit, self.by = tiny_vit(), by
+        for block in self.vit.blocks if explicit else ():
+            block.__class__ = ExplicitBlock
+
+    def forward(self, images: Tensor, present: Tensor | None = None) -> Tensor:
+        x = self.vit.embed_tokens(images)
+        if self.by == "place":
+            present = torch.arange(16) < 12
+        elif self.by == "colour":
+            present = nn.functional.max_pool2d(images.abs().amax(1), 8).flatten(1) > 0
+        assert present is not None
+        keys = nn.functional.pad(present.expand(len(x) if self.by != "place" else 1, -1), (1, 0), value=True)
+        for block in self.vit.blocks:
+            x = block(x, keys[:, None, None].expand(-1, 1, 17, -1))
+        return self.vit.head(self.vit.norm(x)[:, 0])
+
+
+def cut_images() -> tuple[Tensor, Tensor]:
+    """Images of which the first is whole and the others end with black patches, and which patches are not black."""
+    present = torch.ones(3, 16, dtype=torch.bool)
+    present[1, 12:] = present[2, 8:] = False
+    pixels = present.view(3, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    return IMAGES * pixels, present
+
+
+def inputs_of(by: str) -> tuple[Any, Tensor]:
+    """Inputs, and which patches the output depends on."""
+    if by == "place":
+        return IMAGES, (torch.arange(16) < 12).expand(3, -1)
+    images, present = cut_images()
+    return (images if by == "colour" else {"images": images, "present": present}), present
+
+
+def single(inputs: Any, i: int) -> Any:
+    return {k: v[i : i + 1] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[i : i + 1]
+
+
+@pytest.mark.parametrize(
+    ("by", "explicit"), [("place", False), ("given", False), ("given", True), ("colour", False), ("place", True)]
+)
+@pytest.mark.parametrize(
+    "method", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in quick()]
+)
+def test_masked_patches_have_no_relevance_in_a_batch(method: str, by: str, explicit: bool) -> None:
+    """The first image has no masked patches, so that the structure that is measured on it knows of none."""
+    inputs, present = inputs_of(by)
+    methods = {method: quick()[method]}
+    try:
+        alone = [
+            vitrail.explain(MaskedViT(by, explicit).double().eval(), single(inputs, i), methods=methods, target=1)
+            for i in range(3)
+        ]
+    except NotApplicableError as refused:
+        pytest.skip(str(refused))
+    expected = torch.cat([one[method].grid for one in alone])
+    model = MaskedViT(by, explicit).double().eval()
+    found = vitrail.explain(model, inputs, methods=methods, target=1)[method].grid
+    later = vitrail.explain(model, single(inputs, 1), methods=methods, target=1)[method].grid
+    scale = 1e-6 * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=scale)
+    torch.testing.assert_close(later, expected[1:2], rtol=0, atol=scale)
+    if found.shape[-2:] == (4, 4) and method not in ALL_PATCHES:
+        assert not found[:, 0].flatten(1)[~present].any()
+
+
+class PaddedReader(nn.Module):
+    """A classifier of words that masks the word 0 by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit, self.words = tiny_vit(), nn.Embedding.from_pretrained(torch.randn(9, 32))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids) + self.vit.position[:, : input_ids.shape[1]]
+        for block in self.vit.blocks:
+            x = block(x, (input_ids != 0)[:, None, None])
+        return self.vit.head(self.vit.norm(x)[:, 0])
+
+
+@pytest.mark.parametrize("method", ["leadlight", "gradsam", "gradtoken", "random", "shapley:quick"])
+def test_padding_that_the_model_finds_by_itself(method: str) -> None:
+    torch.manual_seed(0)
+    model = PaddedReader().double().eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 8], [2, 6, 5, 3, 0, 0], [7, 8, 0, 0, 0, 0]])
+    found = vitrail.explain(model, {"input_ids": ids}, method, target=1).grid[:, 0]
+    assert not found[ids[:, -found.shape[1] :] == 0].any()
+    for i, row in enumerate(ids):
+        vitrail.forget(model)
+        alone = vitrail.explain(model, {"input_ids": row[None]}, method, target=1).grid[0, 0]
+        torch.testing.assert_close(found[i], alone, rtol=0, atol=1e-6 * float(alone.abs().max()))
