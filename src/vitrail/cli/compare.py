@@ -43,7 +43,9 @@ def compare(
     weights: WeightsOption = "pretrained",
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
+        typer.Option(
+            "--method", metavar="NAME", help="A method to compare. Repeat it. Default: all that apply and cost little."
+        ),
     ] = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: TextOption = None,
