@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +121,10 @@ def test_outputs_that_are_not_finite_are_refused():
     with pytest.raises(ModelError, match=r"head.weight and 1 more"):
         check_finite(model, torch.tensor([[float("nan")]]))
     check_finite(model, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the structure of such a model is not measured
+        with pytest.raises(ModelError, match=r"weights are not finite: head.weight and 1 more"):
+            vitrail.explain(model, IMAGES, "rollout")
 
 
 def test_outputs_without_scores_are_described():

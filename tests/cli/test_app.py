@@ -203,5 +203,6 @@ def test_compare_ranks_methods(tmp_path, monkeypatch):
     for index in range(3):
         Image.fromarray(render(0, index).image).save(tmp_path / f"{index}.png")
     result = vitrail("compare", tmp_path, "--method", "transformer_mm", "--out", tmp_path / "found.json")
+    assert "=: not significantly different from the first" in result.stdout
     assert result.returncode == 0, result.stderr
     assert {row["method"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]} >= {"transformer_mm"}

@@ -32,6 +32,16 @@ def test_a_class_that_the_model_rejects_is_reported_with_what_it_predicts():
     assert not unlikely_targets(vitrail.explain(model, image, "rollout", target=[[0, 1]]))
 
 
+def test_many_classes_that_the_model_rejects_are_counted():
+    model = tiny_vit(classes=9)
+    with torch.no_grad():
+        model.head.bias[0] += 20.0
+    e = vitrail.explain(model, torch.randn(2, 3, 32, 32), "rollout", target="top9")
+    sentences = unlikely_targets(e)
+    assert len(sentences) == 2, "one for each image"
+    assert "does not predict 8 of the explained classes (less than 0.1 % each); it predicts class 0" in sentences[0]
+
+
 def test_an_unknown_method_is_reported_before_a_folder_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(explain_directory, "require_bench", pytest_fail)
     result = CliRunner().invoke(app, ["explain", str(tmp_path), "--method", "nosuch"])

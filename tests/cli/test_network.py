@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from vitrail.cli.network import hub_responds, no_retries
-from vitrail.errors import ModelError
+from vitrail.errors import MissingExtraError, ModelError, require
+from vitrail.models import load
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,14 @@ def test_a_name_that_is_not_resolved_in_time_does_not_block(monkeypatch):
 def test_errors_without_a_network_offer_weights_and_random_weights(monkeypatch):
     monkeypatch.setattr("vitrail.cli.network.hub_responds", lambda: False)
     with pytest.raises(ModelError, match=r"--weights FILE; or --weights random"), no_retries("timm:x", "pretrained"):
-        raise ModelError("x cannot be loaded: no network?")
+        raise ModelError("x cannot be loaded: no network?") from OSError("no route")
+    with (
+        pytest.raises(ModelError, match="did you mean vit_tiny"),
+        no_retries("timm:vit_tinny_patch16_224", "pretrained"),
+    ):
+        load("timm:vit_tinny_patch16_224")
+    with pytest.raises(MissingExtraError, match="pip install"), no_retries("timm:x", "pretrained"):
+        require("no_such_library", "timm", "create timm models")
     for model, weights in (("scenes", "pretrained"), ("timm:x", "random"), ("torchvision:x", "pretrained")):
         with pytest.raises(ModelError, match="as it was"), no_retries(model, weights):
             raise ModelError("as it was")

@@ -13,7 +13,7 @@ from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.pipeline import recommendation
 from vitrail.testing import tiny_vit
-from vitrail.tools.compared_rows import ranked_rows, recommend
+from vitrail.tools.compared_rows import inputs_needed, ranked_rows, recommend
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +73,28 @@ def test_chance_is_not_recommended():
     found = vitrail.compare(tiny_vit(), torch.randn(3, 3, 32, 32), ["random", "gradsam"])
     assert [row.method for row in found.rows].count("random") == 1
     assert found.recommended is None
-    assert "controls" in found.reason
+    assert found.reason == (
+        "3 inputs are too few to show that a method is better than the controls: with 1 compared, use at least 7, "
+        "better 32 to 64."
+    )
     for _ in range(2):
         with pytest.raises(OptionError, match=r"recommended no method for this model on 3 inputs: compare on more"):
             vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "auto")
         recommendation._remembered.clear()  # the file says so as well
+
+
+@pytest.mark.parametrize("methods", [1, 3, 20])
+def test_a_clear_lead_is_found_on_as_many_inputs_as_are_asked_for(methods):
+    def outcome(count):
+        values = {f"m{i}": [1 + i / 10] * count for i in range(methods)} | {"random": [0.0] * count}
+        return recommend(ranked_rows({"faithfulness": values}, ["random"], dict.fromkeys(values, 1.0)))
+
+    needed = inputs_needed(methods)
+    assert outcome(needed)[0] is not None
+    chosen, reason = outcome(needed - 2)
+    assert chosen is None
+    assert reason.startswith(f"{needed - 2} inputs are too few")
+    assert f"with {methods} compared, use at least {needed}" in reason
 
 
 def test_a_method_is_not_chosen_without_a_comparison_or_without_a_hash(monkeypatch):

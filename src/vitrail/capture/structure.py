@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
+from vitrail.capture.finite import check_finite_weights
 from vitrail.capture.frozen import frozen, gradients_enabled, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype
 from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, may_be_masked, stream_width
@@ -144,6 +145,8 @@ def _measure(
     )  # fmt: skip
     with frozen(model, merge=False), torch.no_grad():
         bare = run_model(model, model_inputs)
+    if bool(any_output(bare).isnan().any()):
+        check_finite_weights(model)  # the true reason, instead of warnings about the structure
     with frozen(model):
         leaf = None
         if image is not None:

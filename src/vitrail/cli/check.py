@@ -46,7 +46,9 @@ def check(
     weights: WeightsOption = "pretrained",
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="A method, as for `vitrail explain`. Repeat it to check several."),
+        typer.Option(
+            "--method", metavar="NAME", help="A method, as for `vitrail explain`. Repeat it to check several."
+        ),
     ] = None,
     target: TargetOption = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen

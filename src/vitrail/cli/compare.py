@@ -31,6 +31,10 @@ from vitrail.cli.explain_texts import (
 from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
 from vitrail.errors import InputError, writing
 
+#: Below the table.
+LEGEND = (
+    "[…]: 95 % intervals, not corrected. =: not significantly different from the first (paired permutation test, Holm)."
+)
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
 
@@ -43,7 +47,9 @@ def compare(
     weights: WeightsOption = "pretrained",
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
+        typer.Option(
+            "--method", metavar="NAME", help="A method to compare. Repeat it. Default: all that apply and cost little."
+        ),
     ] = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: TextOption = None,
@@ -94,7 +100,8 @@ def compare(
     for row in comparison.table():
         table.add_row(*map(escape, (*row[:4], row[5])), style="bold" if row[0] == comparison.recommended else "")
     out.print(table)
-    out.print(escape(comparison.reason), soft_wrap=True)
+    out.print(f"[dim]{escape(LEGEND)}[/dim]", soft_wrap=True, highlight=False)
+    out.print(escape(comparison.reason), soft_wrap=True, highlight=False)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         with writing(to, "choose another file with --out"):

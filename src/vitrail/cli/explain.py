@@ -71,6 +71,7 @@ def explain(
         list[str] | None,
         typer.Option(
             "--method",
+            metavar="NAME",
             help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
             "See `vitrail methods`. Default: leadlight, and attnlrp:released for language models.",
             show_default=False,

@@ -16,13 +16,15 @@ from vitrail.errors import FigureSizeError, InputError, writing
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
 MIN_PROBABILITY = 0.001
+#: With more such classes than this, they are counted instead of named.
+MAX_REJECTED = 4
 #: Generated words whose sources are printed.
 MAX_WORDS = 40
 
 TextOption = Annotated[
     list[str] | None,
-    typer.Option("--text", help="A text instead of images, for hf: models; without --model the embedded language model "
-                 "lm-recall. Repeat it for several.", show_default=False),
+    typer.Option("--text", metavar="TEXT", help="A text instead of images, for hf: models; without --model the "
+                 "embedded language model lm-recall. Repeat it for several.", show_default=False),
 ]  # fmt: skip
 TokenOption = Annotated[
     list[str] | None,
@@ -225,15 +227,26 @@ def unlikely_targets(explanation: Any) -> list[str]:
     if probabilities is None or explanation.scores == "identity":
         return []
     sentences = []
-    for b, k in (probabilities < MIN_PROBABILITY).nonzero().tolist():
+    for b, unlikely in enumerate(probabilities < MIN_PROBABILITY):
+        rejected = unlikely.nonzero().flatten().tolist()
+        if not rejected:
+            continue
         best = int(explanation.logits[b].argmax())
         names = explanation.classes
         name = names[best].split(",")[0] if names and best < len(names) else f"class {best}"
         share = float(as_probabilities(explanation.logits[b : b + 1].double(), explanation.scores)[0, best])
-        sentences.append(
-            f"the model does not predict {explanation.target_name(b, k)} (less than {100 * MIN_PROBABILITY:g} %); it "
-            f"predicts {name} ({100 * share:.1f} %). The map explains a class that the model rejects."
-        )
+        predicted, limit = f"it predicts {name} ({100 * share:.1f} %)", f"less than {100 * MIN_PROBABILITY:g} %"
+        if len(rejected) > MAX_REJECTED:
+            sentences.append(
+                f"the model does not predict {len(rejected)} of the explained classes ({limit} each); {predicted}. "
+                "Their maps explain classes that the model rejects."
+            )
+            continue
+        sentences += [
+            f"the model does not predict {explanation.target_name(b, k)} ({limit}); {predicted}. The map explains a "
+            "class that the model rejects."
+            for k in rejected
+        ]
     return sentences
 
 

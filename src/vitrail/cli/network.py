@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Thread
 from urllib.parse import urlsplit
 
-from vitrail.errors import VitrailError
+from vitrail.errors import ModelError
 
 #: Seconds to wait for a connection.
 TIMEOUT = 3.0
@@ -45,7 +45,7 @@ def no_retries(model: str, weights: str) -> Iterator[None]:
     """Use the cache of the hub alone within a ``with`` block if the hub does not respond.
 
     Raises:
-        VitrailError: The model cannot be loaded without a network; the message says what can be done.
+        ModelError: The model cannot be loaded without a network; the message says what can be done.
     """
     library, _, name = model.partition(":")
     is_local = library not in HUB_LIBRARIES or (library == "hf" and os.path.isdir(name))  # noqa: PTH112 - a name
@@ -58,8 +58,10 @@ def no_retries(model: str, weights: str) -> Iterator[None]:
     try:
         with offline():
             yield
-    except VitrailError as error:
-        raise type(error)(
+    except ModelError as error:
+        if error.__cause__ is None:  # the name is wrong, which a network would not mend
+            raise
+        raise ModelError(
             f"{model} is not in the local cache, and the hub does not respond: connect to the network; or pass a file "
             "with --weights FILE; or --weights random, whose maps show what methods cost but explain nothing; or use "
             "an embedded model, as in --model scenes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from io import BytesIO
 from math import floor
@@ -162,7 +163,9 @@ def open_image(path: str | Path, content: bytes | None = None) -> Image:
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: check the path") from error
     except Image.DecompressionBombError as error:
-        raise InputError(f"{path} has too many pixels, {too_large} ({error})") from error
+        count = re.search(r"\((\d+) pixels\)", str(error))  # Pillow does not say it otherwise
+        given = f"{int(count[1]) / 1e6:,.0f} million" if count else "too many"
+        raise InputError(f"{path} has {given} pixels, {too_large}") from error
     except UnidentifiedImageError as error:
         raise InputError(f"{path} {unread_format(content if isinstance(path, str) else path)}") from error
     except MemoryError:

@@ -92,6 +92,12 @@ def recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
     better = [row for row in methods if row.ranked.to_control is not None and row.ranked.to_control.significant
               and row.ranked.to_control.difference.value > 0]  # fmt: skip
     if not better:
+        count, needed = min((row.ranked.images for row in methods), default=0), inputs_needed(len(methods))
+        if count < needed:
+            return None, (
+                f"{count} input{'s are' if count != 1 else ' is'} too few to show that a method is better than the "
+                f"controls: with {len(methods)} compared, use at least {needed}, better 32 to 64."
+            )
         return None, (
             "No method is significantly better than the controls on these inputs: use more of them, or do not rely on "
             "maps of this model."
@@ -114,6 +120,24 @@ def recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
         f"Recommended: {choice.method}, {100 * choice.ranked.value.value:.1f} points of faithfulness at "
         f"{format_passes(choice.forwards)} a map. {sure}."
     )
+
+
+def inputs_needed(methods: int) -> int:
+    """The fewest inputs on which a paired permutation test of some methods, corrected by Holm, is sure to find a lead.
+
+    With n inputs there are 2^n ways to swap two methods, and the smallest two-sided p-value is 2 / 2^n. It is estimated
+    from random draws, so half of the level is asked for.
+
+    Example:
+        >>> inputs_needed(1), inputs_needed(3), inputs_needed(20)
+        (7, 8, 11)
+    """
+    from vitrail.scores.comparison import ALPHA
+
+    count = 1
+    while 2 * max(methods, 1) / 2**count >= ALPHA / 2:
+        count += 1
+    return count
 
 
 def format_passes(forwards: float) -> str:

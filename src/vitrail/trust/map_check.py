@@ -28,6 +28,8 @@ CONTROLS = {
     "centre": "the patches at the centre", "length of words": "the longest words", "last": "the last words",
 }  # fmt: skip
 FAITHFUL = "faithful"
+#: Probabilities below this are printed as such, or with their first digit where all are.
+SMALL = 0.001
 #: Rank correlation above which a map hardly changes.
 HARDLY = 0.95
 
@@ -109,9 +111,10 @@ class MapCheck:
         return self._faithfulness(), self._class(), self._stability()
 
     def _faithfulness(self) -> str:
-        level, show = _percent(self.levels[0]), _percent if self.is_probability else _number
-        before, removed, moved = (show(value) for value in (self.probability, self.removed[0], self.null_removed[0]))
-        same = f"below {before[1:]}" if before.startswith("<") else f"at {before}"  # if it is printed as before
+        values = self.probability, self.removed[0], self.null_removed[0]
+        show = _number if not self.is_probability else _percent if max(values) >= SMALL else _small_percent
+        level, (before, removed, moved) = _percent(self.levels[0]), map(show, values)
+        same = f"at {before}"  # where a value is printed as before
         verb = "lowers" if self.removed[0] < self.probability else "raises"
         change = (
             f"leaves {self.label} {same}" if removed == before else f"{verb} {self.label} from {before} to {removed}"
@@ -213,7 +216,11 @@ class MapChecks(Mapping[str, MapCheck]):
 
 
 def _percent(p: float) -> str:
-    return f"{100 * p:.0f} %" if p >= 0.1 or p == 0 else f"{100 * p:.1f} %" if p >= 0.001 else "<0.1 %"
+    return f"{100 * p:.0f} %" if p >= 0.1 or p == 0 else f"{100 * p:.1f} %" if p >= SMALL else "<0.1 %"
+
+
+def _small_percent(p: float) -> str:
+    return f"{100 * p:.1g} %"
 
 
 def _number(value: float) -> str:
