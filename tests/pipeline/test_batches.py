@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.errors import NotApplicableError
+from vitrail.methods import METHODS
 from vitrail.models.plain_vit import PlainBlock
 from vitrail.testing import quick, tiny_vit
 
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
 #: The default methods, controls and those that chain gradients; all others are slow tests.
 FEW = ("leadlight", "vtranm", "gradsam", "rollout", "grad_rollout", "legrad", "attnlrp", "grad_eclip", "random")
+#: Rules of these methods divide by sums that cancel.
+STABLE = {"lrp": {"epsilon": 0.001}, "transformer_attribution": {"epsilon": 0.001}}
 #: Controls and features, which are there for all patches.
 ALL_PATCHES = ("random", "centre", "edges", "inverted", "gradcam_features")
 
@@ -131,3 +134,21 @@ def test_padding_that_the_model_finds_by_itself(method: str) -> None:
         vitrail.forget(model)
         alone = vitrail.explain(model, {"input_ids": row[None]}, method, target=1).grid[0, 0]
         torch.testing.assert_close(found[i], alone, rtol=0, atol=1e-6 * float(alone.abs().max()))
+
+
+DIFFERENCES = {
+    "contrast": vitrail.contrast(1, 2),
+    "function": lambda output: output[:, 1] - output[:, 3:].mean(1),
+    "log-odds": lambda output: output[:, 1] - output[:, 2:].logsumexp(1),
+}
+
+
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if one.family == "relevance"])
+@pytest.mark.parametrize("target", list(DIFFERENCES))
+def test_relevance_of_a_difference_of_scores_is_that_of_each_image_alone(method: str, target: str) -> None:
+    """Totals of one number an image were taken over the batch, so that relevance depended on the other images."""
+    given = {"methods": {method: quick()[method] | STABLE.get(method, {})}, "target": DIFFERENCES[target]}
+    model = tiny_vit().double()
+    found = vitrail.explain(model, IMAGES, **given)[method].grid
+    alone = [vitrail.explain(model, IMAGES[i : i + 1], **given)[method].grid for i in range(3)]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-6 * float(found.abs().max()))

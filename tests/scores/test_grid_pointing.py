@@ -1,8 +1,12 @@
 """The grid pointing game, DiFull and DiPart."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from timm import create_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
 import vitrail
 from vitrail.data import draw_grids
@@ -82,6 +86,91 @@ def test_difull_is_the_model_on_each_cell_and_dipart_its_mean(kind: dict[str, ob
         for cell in range(4):
             torch.testing.assert_close(DisconnectedGrid(model, cell=cell)(grid), alone[:, cell], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(DisconnectedGrid(model)(grid), alone.mean(1), rtol=1e-4, atol=1e-5)
+
+
+class OwnFeatures(VisionTransformer):
+    """A model whose tokens all have the mean of the tokens added."""
+
+    def forward_features(self, x: Tensor, **options: object) -> Tensor:
+        tokens: Tensor = super().forward_features(x, **options)
+        return tokens + tokens.mean(1, keepdim=True)
+
+
+class Unmasked(torch.nn.Module):
+    """A block that attends to all tokens whatever the mask is."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, **options: object) -> Tensor:  # noqa: ARG002
+        tokens: Tensor = self.block(x)
+        return tokens
+
+
+def own_features() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return OwnFeatures(img_size=32, patch_size=16, embed_dim=64, depth=2, num_heads=2, num_classes=6).eval()
+
+
+def hooked() -> torch.nn.Module:
+    model = small_vit()
+    model.patch_embed.register_forward_hook(lambda *given: given[-1] * 2)
+    return model
+
+
+def other_positions() -> torch.nn.Module:
+    model = small_vit()
+    model._pos_embed = lambda x: torch.cat([model.cls_token.expand(len(x), -1, -1), x], 1) - model.pos_embed
+    return model
+
+
+def constant_head() -> torch.nn.Module:
+    """Its outputs are those of a cell, its tokens are not."""
+    model = hooked()
+    torch.nn.init.zeros_(model.head.weight)
+    return model
+
+
+def without_masks() -> torch.nn.Module:
+    model = small_vit()
+    model.blocks = torch.nn.Sequential(*map(Unmasked, model.blocks))
+    return model
+
+
+def further_layer() -> torch.nn.Module:
+    model = small_vit()
+    model.patch_drop = torch.nn.Sequential(torch.nn.LayerNorm(192), torch.nn.Linear(192, 192))
+    return model
+
+
+@pytest.mark.parametrize("make", [own_features, hooked, other_positions, constant_head, without_masks, further_layer])
+@pytest.mark.parametrize("cell", [None, 2])
+def test_models_that_compute_their_tokens_otherwise_are_refused(
+    make: Callable[[], torch.nn.Module], cell: int | None
+) -> None:
+    with pytest.raises(NotApplicableError, match=r"computes them otherwise: its own output .* differ by [\d.e+]+ %"):
+        DisconnectedGrid(make(), cell=cell)
+
+
+def test_models_that_fail_on_cells_are_refused_with_the_reason() -> None:
+    model = small_vit()
+    model.blocks[0].forward = lambda x: x
+    with pytest.raises(NotApplicableError, match=r"cannot be run on the cells of a grid \(TypeError: .*attn_mask"):
+        DisconnectedGrid(model)
+    model = small_vit()
+    model.patch_embed = torch.nn.Flatten()
+    with pytest.raises(NotApplicableError, match=r"it has no patch_embed\.img_size"):
+        DisconnectedGrid(model)
+
+
+def test_the_comparison_leaves_a_model_as_it_was() -> None:
+    model = small_vit(dynamic_img_size=True).train()
+    grid = DisconnectedGrid(model, cell=1)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not model.head._forward_pre_hooks
+    assert grid.model is model
 
 
 def test_propagation_stays_in_the_cell_that_difull_reads() -> None:

@@ -49,6 +49,8 @@ class Samples:
             tensor([36., 36., 36., 36., 36., 36., 36., 36.])
             >>> Samples(2).total(torch.ones(6, 2))  # one column an input
             tensor([[6., 6.]])
+            >>> Samples(2).total(torch.tensor([1.0, 5.0]))  # one number an input, as a difference of two scores
+            tensor([1., 5.])
         """
         return self._each(t, torch.sum)
 
@@ -74,6 +76,8 @@ class Samples:
             return fold(t, (0, 2), keepdim=True)
         if self._last(t):
             return fold(t, (0,), keepdim=True)
+        if t.dim() == 1 and t.shape[0] == self.count:  # torch takes no axes for all axes
+            return fold(t[:, None], 1)
         if t.shape[0] == self.count:
             return fold(t, tuple(range(1, t.dim())), keepdim=True)
         folded = fold(t.reshape(self.count, -1), 1).repeat_interleave(t.shape[0] // self.count)

@@ -235,7 +235,7 @@ def _debiased(
 def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage: bool) -> Tensor:
     """Sum of masks weighted by their impact, shape (draws, N, K), divided by coverage; shape (K, height, width)."""
     draws, count, targets = impact.shape
-    impact = impact.to(torch.promote_types(impact.dtype, torch.float32))
+    impact = impact.to(torch.promote_types(probe.images.dtype, torch.float32))
     weights = impact.mT.flatten(0, 1)
     total = weights.new_zeros(len(weights), masks.size[0] * masks.size[1])
     covered = total.new_zeros(masks.size[0] * masks.size[1])

@@ -303,6 +303,9 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
         assert resolved.classes is not None
         logits = class_logits(model, output)
         assert logits is not None
+        graph = logits.requires_grad and torch.is_grad_enabled()
+        if kind != "logit" and not graph and logits.device.type != "mps":  # which has no double precision
+            logits = logits.double()  # differences of probabilities of nearly one are lost in single precision
         return class_scores(logits, kind, resolved.groups, resolved.scores).gather(1, resolved.classes[owner])
 
     return score

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
+from vitrail.capture.frozen import frozen
 from vitrail.capture.layout import Layout
+from vitrail.capture.tensor_difference import relative_difference
 from vitrail.errors import InputError, NotApplicableError, OptionError
+
+#: Largest difference between a model's own pass and that of a cell, as a share of the largest value; on a GPU, where
+#: products may be in TF32, and in half precision.
+TOLERANCE, GPU_TOLERANCE, HALF_TOLERANCE = 1e-3, 1e-2, 5e-2
 
 
 class DisconnectedGrid(nn.Module):
@@ -28,7 +35,8 @@ class DisconnectedGrid(nn.Module):
         cell: The cell whose class token the head reads (DiFull), counted row by row; None for all (DiPart).
 
     Raises:
-        NotApplicableError: The model is of another kind.
+        NotApplicableError: The model is of another kind, or computes its tokens in another way than timm: its own pass
+            over one image is compared with that of a cell.
 
     Example:
         >>> from timm import create_model
@@ -53,6 +61,7 @@ class DisconnectedGrid(nn.Module):
         owner = torch.cat([torch.arange(n * n), owner])
         self.attention_mask: Tensor
         self.register_buffer("attention_mask", owner[:, None] == owner, persistent=False)
+        self._compare_with_model()
 
     @property
     def layout(self) -> Layout:
@@ -83,6 +92,49 @@ class DisconnectedGrid(nn.Module):
         logits: Tensor = model.head(model.fc_norm(read))
         return logits
 
+    def _compare_with_model(self) -> None:
+        """Refuse a model whose own pass over images gives other outputs than their cells of a grid.
+
+        Such a model has a forward pass of its own, hooks or layers that the grid leaves out, or blocks that take no
+        mask. What the head reads is compared as well, as a head may be constant.
+        """
+        name, model = type(self.model).__name__, self.model
+        try:
+            difference = self._largest_difference()
+        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}"
+            raise NotApplicableError(
+                f"disconnected grids need a model that computes its tokens as timm's VisionTransformer does, and "
+                f"{name} cannot be run on the cells of a grid ({reason})"
+            ) from error
+        weight = next(model.parameters())
+        half = weight.dtype in (torch.float16, torch.bfloat16)
+        limit = HALF_TOLERANCE if half else GPU_TOLERANCE if weight.is_cuda else TOLERANCE
+        if not difference <= limit:
+            raise NotApplicableError(
+                f"disconnected grids compute tokens as timm's VisionTransformer does, and {name} computes them "
+                f"otherwise: its own output for an image and that for the same image in a cell differ by "
+                f"{100 * difference:.2g} % (a forward pass of its own, hooks, further layers, or blocks without a mask)"
+            )
+
+    def _largest_difference(self) -> float:
+        """Largest difference between the model's own pass over random images and that over a grid of them."""
+        model, n = self.model, self.n
+        weight, (height, width) = next(model.parameters()), model.patch_embed.img_size
+        channels = model.patch_embed.proj.in_channels
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(n * n, channels, height, width, generator=generator).to(weight)
+        grid = images.view(n, n, channels, height, width).permute(2, 0, 3, 1, 4).reshape(1, channels, n * height, -1)
+        self.attention_mask = self.attention_mask.to(weight.device)
+        with frozen(model), torch.no_grad(), fast.without_autocast(weight.device):
+            read, alone = _head_inputs(model, model, images)
+            read_of_grid, of_grid = _head_inputs(self, model, grid)
+        pairs = ((read_of_grid, read), (of_grid, alone))
+        chosen = [
+            (found, own.mean(0, keepdim=True) if self.cell is None else own[self.cell, None]) for found, own in pairs
+        ]
+        return max(float(relative_difference(found, own)) for found, own in chosen)
+
     def _positions(self) -> tuple[Tensor, Tensor | float]:
         """Position embeddings of the patches, shape (S, d), and of the class token."""
         embedding = self.model.pos_embed[0]
@@ -91,9 +143,24 @@ class DisconnectedGrid(nn.Module):
         return embedding[1:], embedding[:1]
 
 
+def _head_inputs(called: nn.Module, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What the head of a model reads in a call, and what the call returns."""
+    seen: list[Tensor] = []
+    handle = model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        output = called(images)
+    finally:
+        handle.remove()
+    if len(seen) != 1 or not isinstance(output, Tensor):
+        raise ValueError(f"its head was called {len(seen)} times, and it returned a {type(output).__name__}")
+    return seen[0], output
+
+
 def _check(model: nn.Module) -> None:
     needed = ("patch_embed", "cls_token", "pos_embed", "blocks", "norm", "fc_norm", "head", "norm_pre")
     missing = [name for name in needed if getattr(model, name, None) is None]
+    embed = getattr(model, "patch_embed", None)
+    missing += [f"patch_embed.{name}" for name in ("img_size", "grid_size", "proj", "norm") if not hasattr(embed, name)]
     prefix, pool = getattr(model, "num_prefix_tokens", None), getattr(model, "global_pool", None)
     if missing or prefix != 1 or pool != "token":
         why = f"it has no {missing[0]}" if missing else f"it has {prefix} prefix tokens and global_pool={pool!r}"
