@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ from PIL import Image
 
 from tests.bench.bench_helpers import ONE, open_store, table_bytes
 from vitrail.bench import explainer, ground_truth, parts
-from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.engines.local import LocalEngine, _worker_loop
 from vitrail.bench.results_table import count_failures
-from vitrail.errors import DataError, InputError, OutputError
+from vitrail.errors import DataError, GuessWarning, InputError, OutputError
 
 pl = pytest.importorskip("polars")
 
@@ -137,3 +139,14 @@ def test_cuda_without_a_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(InputError, match="torch finds no GPU: use --device cpu"):
         LocalEngine(device="cuda")
+
+
+def test_warnings_of_worker_processes_are_one_line_each(capfd):
+    ours, theirs = Pipe()
+    ours.close()  # so that the loop ends at once
+    with warnings.catch_warnings():
+        _worker_loop(theirs, "cpu", torch.get_num_threads())
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warnings.warn("the layout\nis a guess", GuessWarning, stacklevel=1)
+    assert capfd.readouterr().err == "warning: the layout is a guess\n"

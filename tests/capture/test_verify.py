@@ -179,7 +179,7 @@ def test_methods_that_need_the_stream_refuse_a_model_whose_stream_does_not_add_u
 
 
 def test_a_wrong_layout_from_the_user_is_warned_about():
-    with pytest.warns(GuessWarning, match="otherwise than measured"):
+    with pytest.warns(GuessWarning, match='the check ".*" failed: .*otherwise than measured'):
         vitrail.explain(twin(order="cls-last"), IMAGES, "rollout", layout=vitrail.Layout(prefix=1, grid=(4, 4)))
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.cli.test_app import MODEL, vitrail
 from vitrail.cli import common
-from vitrail.errors import GuessWarning
+from vitrail.errors import GuessWarning, ModelError
 from vitrail.models.preprocess import Preprocess
 
 command = import_module("vitrail.cli.explain")
@@ -42,13 +42,27 @@ def test_a_warning_is_one_line_without_a_file_of_the_source(photo, tmp_path, mon
     explained = explain.explain
 
     def warn_first(*args, **options):
-        warnings.warn("the layout\nis a [guess]", GuessWarning, stacklevel=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            for _ in range(2):
+                warnings.warn("the layout\nis a [guess]", GuessWarning, stacklevel=1)
         return explained(*args, **options)
 
     monkeypatch.setattr(explain, "explain", warn_first)
     done = vitrail("explain", photo, *MODEL, "--method", "rollout", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.strip().splitlines() == ["warning: the layout is a [guess]"]
+    assert done.stderr == "warning: the layout is a [guess]\n"
+
+
+def test_a_missing_folder_of_a_comparison_is_made_before_methods_are_compared(photo, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        assert (tmp_path / "new").is_dir()
+        raise ModelError("compared")
+
+    monkeypatch.setattr("vitrail.tools.compare.compare", stop)
+    assert "error: compared" in vitrail("compare", photo, *MODEL, "-o", tmp_path / "new" / "found.json").stderr
+    done = vitrail("compare", photo, *MODEL, "-o", photo / "found.json")
+    assert "choose another file with --out" in done.stderr
 
 
 def test_more_targets_than_a_figure_shows_are_saved_without_one(photo, tmp_path):

@@ -312,3 +312,6 @@ def test_a_value_that_is_printed_as_before_is_neither_lowered_nor_raised(values,
         "rollout", "dog", "faithful", (), 0.02, "mean", (0.1,), before, (removed,), (), (moved,), (), 49, 1.0, {}
     )
     assert check.sentences[0] == f"Removing the 10 % most relevant patches {text}(p = 0.02)."
+    left = check.figure().axes[0]
+    assert left.get_ylabel() == "probability of dog"
+    assert left.get_ylim()[1] == pytest.approx(1.03 if before > 0.1 else 1.03 * 1.1 * 3e-4), "small values are visible"

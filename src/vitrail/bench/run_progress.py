@@ -97,4 +97,5 @@ def show_progress(console: Console, title: str = "Maps", interval: float = LINE_
     finally:
         stop.set()
         printer.join()
-        console.print(counter.line(), highlight=False, soft_wrap=True)
+        if counter.before + counter.tasks:  # an error before the first task needs no count
+            console.print(counter.line(), highlight=False, soft_wrap=True)

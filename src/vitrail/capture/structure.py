@@ -232,7 +232,7 @@ def _report(structure: ModelStructure) -> None:
     for note in structure.notes:
         warnings.warn(f"{structure.model}: {note}", GuessWarning, stacklevel=8)
     for check in structure.failed:
-        warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=8)
+        warnings.warn(f'{structure.model}: the check "{check.name}" failed: {check.detail}', GuessWarning, stacklevel=8)
 
 
 def _describe(one: StructurePass, given: Layout) -> ModelStructure:

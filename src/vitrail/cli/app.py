@@ -12,7 +12,7 @@ from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
 from vitrail.cli.command import InterruptedCommandError, as_command
-from vitrail.cli.common import err, out, print_warning
+from vitrail.cli.common import WarningPrinter, err, out
 from vitrail.cli.compare import compare
 from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
@@ -74,7 +74,7 @@ def main() -> None:
     The code is 1 if work was begun and not finished: images failed, parts were lost, or the disk is full. Ctrl-C
     becomes one line and exit code 130. Warnings are one line each.
     """
-    warnings.showwarning = print_warning
+    warnings.showwarning = WarningPrinter()
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
         app()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from vitrail.cli.common import ImportOption, print_warning
+from vitrail.cli.common import ImportOption, WarningPrinter
 from vitrail.errors import PluginWarning
 from vitrail.methods.plugins import import_modules, load_plugins
 
@@ -49,6 +49,7 @@ def _load_plugins() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PluginWarning)
         load_plugins()
+    show = WarningPrinter()
     for warning in caught:
         if issubclass(warning.category, PluginWarning):
-            print_warning(warning.message)
+            show(warning.message)

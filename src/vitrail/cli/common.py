@@ -92,10 +92,19 @@ class BarAdvance:
         self._bar.update(self._evaluations, completed=done, total=total)
 
 
-def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line on standard error; the signature is that of `warnings.showwarning`."""
-    err.print("[yellow]warning:[/yellow] ", end="")
-    err.print(" ".join(str(message).split()), markup=False, highlight=False, soft_wrap=True)
+class WarningPrinter:
+    """Prints each warning once, as one line on standard error; used in place of `warnings.showwarning`."""
+
+    def __init__(self) -> None:
+        self._printed: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        """Print the message if it was not printed before; file and line are left out."""
+        line = " ".join(str(message).split())
+        if line not in self._printed:
+            self._printed.add(line)
+            err.print("[yellow]warning:[/yellow] ", end="")
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def require_files(paths: Iterable[Path]) -> None:
@@ -114,7 +123,8 @@ def require_files(paths: Iterable[Path]) -> None:
 def progress_bar(description: str, total: int) -> Iterator[BarAdvance]:
     """Show a progress bar on standard error; yields a function that advances it by one."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    # Outside of a terminal, rich would print an empty line in place of the bar.
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield BarAdvance(progress, progress.add_task(description, total=total))
 
 

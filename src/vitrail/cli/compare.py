@@ -91,6 +91,9 @@ def compare(
             out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
         opened = [open_image(file) for file in files[:MOST_IMAGES]]
         loaded = load_model(model, weights, device, scores)
+    if to is not None:
+        with writing(to, "choose another file with --out"):  # before methods are compared
+            to.parent.mkdir(parents=True, exist_ok=True)
     comparison = compare_methods(loaded, opened, method, **given)
     # Without masks there is no localisation.
     headings = ("method", "faithfulness ↑", "difference to the first", "class\nsimil-\narity ↓", "forward\npasses ↓")

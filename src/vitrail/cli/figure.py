@@ -128,7 +128,7 @@ def _progress() -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TextColumn("{task.fields[count]}"), TimeElapsedColumn())  # fmt: skip
-    with RichProgress(*columns, console=err, transient=True) as bar:
+    with RichProgress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         yield BarProgress(bar)
 
 

@@ -10,6 +10,9 @@ from vitrail.errors import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: The axis of probabilities that are all below this ends at the highest of them.
+SMALL = 0.1
+
 
 class CheckLike(Protocol):
     """The attributes of `vitrail.trust.MapCheck` that are drawn."""
@@ -43,11 +46,20 @@ def check_figure(checks: Mapping[str, Any]) -> Figure:
         _draw(right, check, check.kept, check.null_kept, start=None)
         left.set_title(f"{method}: {check.verdict}", fontsize=9, loc="left")
         right.set_title(f"p = {check.p_value:.2g}", fontsize=9, loc="right")
-        left.set_ylabel(check.label, fontsize=8)
+        left.set_ylabel(f"probability of {check.label}" if check.is_probability else check.label, fontsize=8)
+        if check.is_probability:
+            left.set_ylim(*_limits(check))
         left.set_xlabel(f"most relevant {check.unit} removed (%)", fontsize=8)
         right.set_xlabel(f"most relevant {check.unit} kept (%)", fontsize=8)
         left.legend(fontsize=7, frameon=False)
     return drawing
+
+
+def _limits(check: CheckLike) -> tuple[float, float]:
+    """Limits of the axis of probabilities: 0 to 1, or to the highest one where all are small."""
+    highest = max(check.probability, *check.removed, *check.null_removed, *check.kept, *check.null_kept)
+    top = 1.0 if highest > SMALL or highest <= 0 else 1.1 * float(highest)
+    return -0.03 * top, 1.03 * top
 
 
 def _draw(axis: Any, check: CheckLike, curve: Any, null: Any, start: float | None) -> None:
@@ -60,7 +72,5 @@ def _draw(axis: Any, check: CheckLike, curve: Any, null: Any, start: float | Non
         x = levels if start is None else [0.0, *levels]
         y = y if start is None else [start, *y]
         axis.plot(x, y, style, markersize=3, linewidth=1.4, label=label, color="C0" if style == "o-" else "0.55")
-    if check.is_probability:
-        axis.set_ylim(-0.03, 1.03)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

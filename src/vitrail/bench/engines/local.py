@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -186,11 +188,23 @@ class _WorkerPool:
 
 
 def _worker_loop(connection: Connection, device: str, threads: int) -> None:
-    """Run the tasks that arrive and send back None or the failure, until the connection closes."""
+    """Run the tasks that arrive and send back None or the failure, until the connection closes.
+
+    Warnings are one line each, as those of the command line.
+    """
     if device == "cpu":
         torch.set_num_threads(threads)
     elif device.startswith("cuda"):
         torch.cuda.set_device(device)
+    shown = set[str]()
+
+    def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+        line = " ".join(str(message).split())
+        if line not in shown:  # each task reads the structure of the model, and would warn again
+            shown.add(line)
+            sys.stderr.write(f"warning: {line}\n")
+
+    warnings.showwarning = show_warning
     while True:
         try:
             task = connection.recv()

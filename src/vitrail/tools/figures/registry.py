@@ -114,8 +114,8 @@ def find_figure(name: str) -> FigureEntry:
     if name in FIGURES:
         return FIGURES[name]
     near = get_close_matches(name, FIGURES, n=2, cutoff=0.7)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise OptionError(f"unknown figure {name!r}: {hint}Available: {', '.join(FIGURES)}")
+    hint = f"did you mean {', '.join(near)}? Known" if near else "known"
+    raise OptionError(f"unknown figure {name!r}: {hint}: {', '.join(FIGURES)}")
 
 
 def draw(
