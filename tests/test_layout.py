@@ -61,6 +61,7 @@ OTHER_TEST_FILES = {
     "inputs/test_library_models.py": "models of libraries with several inputs or outputs",
     "lrp/test_half_precision.py": "all rules in half precision",
     "lrp/test_written_layers.py": "one layer written in several ways",
+    "methods/test_confident_models.py": "methods that remove parts of the input, where a class is almost certain",
     "methods/test_perturbation.py": "all perturbation methods",
     "models/test_embedded.py": "the weights in the package",
     "pipeline/test_gradient_modes.py": "all entry points where gradients are switched off",

@@ -160,3 +160,30 @@ def test_models_that_depend_on_the_order_of_tokens_are_refused_whatever_the_orde
     assert TokenDropper(OwnViT(order=order).eval(), images).patches == 16
     with pytest.raises(NotApplicableError, match="depends on the order"):
         TokenDropper(OrderedAttention(order=order).eval(), images)
+
+
+class TokensFirst(torch.nn.Module):
+    """A ViT whose tokens lie in front of the images, as in ``nn.TransformerEncoder`` and the first CLIP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.cls = torch.nn.Conv2d(3, 16, 8, 8), torch.nn.Parameter(torch.randn(1, 1, 16))
+        self.position = torch.nn.Parameter(torch.randn(17, 1, 16))
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0)
+        self.encoder, self.head = torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(16, 5)
+
+    def forward(self, images):
+        x = self.embed(images).flatten(2).permute(2, 0, 1)
+        x = torch.cat([self.cls.expand(-1, x.shape[1], -1), x]) + self.position
+        return self.head(self.encoder(x)[0])
+
+
+@pytest.mark.parametrize("count", [16, 17, 18])
+def test_tokens_are_dropped_with_as_many_images_as_tokens(count):
+    """Results with the images in front were taken for the stream, and images were dropped instead of tokens."""
+    images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    dropper = TokenDropper(TokensFirst().eval(), images[:1])
+    keep = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i))[:5] for i in range(count)])
+    alone = [dropper(images[i : i + 1], keep[i : i + 1]) for i in range(count)]
+    torch.testing.assert_close(dropper(images, keep), torch.cat(alone), rtol=1e-4, atol=1e-5)

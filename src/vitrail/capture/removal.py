@@ -264,7 +264,7 @@ class TokenDropper:
         streams = self.structure.streams
         call = self.structure.layers[0 if streams is None else streams.first].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
-        recorded = _StreamResults(self.structure)
+        recorded = _StreamResults(self.structure, model_inputs.batch)
         with frozen(self.model), torch.no_grad():
             try:
                 with attention, recorded:
@@ -300,27 +300,31 @@ def _as_inputs(images: Tensor | ModelInputs) -> ModelInputs:
     return images if isinstance(images, ModelInputs) else ModelInputs((images,))
 
 
-def _has_stream_shape(result: Any, structure: ModelStructure) -> bool:
+def _has_stream_shape(result: Any, structure: ModelStructure, batch: int) -> bool:
     """Whether a result may be the residual stream.
 
-    Only such results are counted: a patch embedding may be computed by a convolution here and by a product there.
+    Only such results are counted: a patch embedding may be computed by a convolution here and by a product there. With
+    as many images as tokens, results that have the images in front of the tokens are none.
     """
-    axis = 0 if structure.tokens_first else 1
-    return isinstance(result, Tensor) and result.dim() == 3 and result.shape[axis] == structure.tokens
+    if not isinstance(result, Tensor) or result.dim() != 3:
+        return False
+    if structure.tokens_first:
+        return result.shape[0] == structure.tokens and result.shape[1] in (1, batch)
+    return result.shape[1] == structure.tokens
 
 
 class _StreamResults(TorchFunctionMode):
     """Records every tensor of the stream's shape that the model's calls return, in order."""
 
-    def __init__(self, structure: ModelStructure) -> None:
+    def __init__(self, structure: ModelStructure, batch: int) -> None:
         super().__init__()
-        self._structure, self.results = structure, list[Tensor]()
+        self._structure, self._batch, self.results = structure, batch, list[Tensor]()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _has_stream_shape(result, self._structure):
+        if _has_stream_shape(result, self._structure, self._batch):
             self.results.append(result)
         return result
 
@@ -337,7 +341,7 @@ class _TokenDropMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.done or not _has_stream_shape(result, self._structure):
+        if self.done or not _has_stream_shape(result, self._structure, len(self._keep)):
             return result
         self._calls += 1
         if self._calls <= self._call_index:
