@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +15,7 @@ from PIL import Image
 
 from tests.cli.test_app import MODEL, vitrail
 from vitrail.cli import common
-from vitrail.errors import GuessWarning, ModelError
+from vitrail.errors import GuessWarning
 from vitrail.models.preprocess import Preprocess
 
 command = import_module("vitrail.cli.explain")
@@ -54,15 +56,47 @@ def test_a_warning_is_one_line_without_a_file_of_the_source(photo, tmp_path, mon
     assert done.stderr == "warning: the layout is a [guess]\n"
 
 
-def test_a_missing_folder_of_a_comparison_is_made_before_methods_are_compared(photo, tmp_path, monkeypatch):
-    def stop(*_, **__):
-        assert (tmp_path / "new").is_dir()
-        raise ModelError("compared")
+OUTPUTS = [
+    ("explain", "{photo}", "folder"), ("explain", "--text", "a b", "folder"), ("explain", "folder"),
+    ("check", "{photo}", "folder"), ("demo", "folder"), ("audit", "folder"), ("report", "folder"),
+    ("compare", "{photo}", "file"), ("figure", "gradtoken-10", "{photo}", "file"),
+    ("train-explainer", "--data", "scenes", "file"),
+]  # fmt: skip
 
-    monkeypatch.setattr("vitrail.tools.compare.compare", stop)
-    assert "error: compared" in vitrail("compare", photo, *MODEL, "-o", tmp_path / "new" / "found.json").stderr
-    done = vitrail("compare", photo, *MODEL, "-o", photo / "found.json")
-    assert "choose another file with --out" in done.stderr
+
+@pytest.mark.parametrize("words", OUTPUTS, ids=" ".join)
+def test_results_that_cannot_be_written_are_refused_before_anything_is_loaded(words, photo, tmp_path, monkeypatch):
+    *command, kind = (word.format(photo=photo) for word in words)
+    for module in ("vitrail.bench.audit", "vitrail.bench.report", "vitrail.tools.demo"):  # whose names stay as they are
+        import_module(module)
+    for work in ("vitrail.tools.demo.load", "vitrail.models.load", "vitrail.bench.report.find_run"):
+        monkeypatch.setattr(work, no_work)
+    to = photo / "new" / "found.png"
+    done = vitrail(*command, "--out", to)
+    assert done.returncode == 2
+    assert f"cannot write {to} ({photo} is a file): choose another {kind} with --out" in done.stderr
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    monkeypatch.setattr(common.os, "access", lambda path, _: Path(path) != closed)
+    done = vitrail(*command, "--out", closed / "new" / "found.png")
+    assert f"(no permission to write to {closed}): choose another {kind} with --out" in done.stderr
+    assert not list(closed.iterdir())
+    monkeypatch.undo()
+    if kind == "file":
+        monkeypatch.setattr("vitrail.models.load", no_work)
+        (closed / "found.png").mkdir()
+        done = vitrail(*command, "--out", closed / "found.png")
+        assert f"({closed / 'found.png'} is a folder)" in done.stderr
+
+
+def test_a_missing_folder_of_a_comparison_is_made(photo, tmp_path, monkeypatch):
+    compare = import_module("vitrail.tools.compare")
+    monkeypatch.setattr(compare, "compare", lambda *_, **__: SimpleNamespace(
+        table=list, recommended=None, reason="", to_dict=lambda: {"found": 1},
+    ))  # fmt: skip
+    done = vitrail("compare", photo, *MODEL, "-o", tmp_path / "new" / "found.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "new" / "found.json").read_text()) == {"found": 1}
 
 
 def test_more_targets_than_a_figure_shows_are_saved_without_one(photo, tmp_path):
@@ -79,7 +113,7 @@ def test_more_targets_than_a_figure_shows_are_saved_without_one(photo, tmp_path)
 
 
 def no_work(*_, **__):
-    raise AssertionError("the model was loaded before the missing library was noticed")
+    raise AssertionError("the fault was not noticed before the work began")
 
 
 def hidden(monkeypatch, *modules):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import err, open_in_browser, out, plain_table
+from vitrail.cli.common import err, open_in_browser, out, plain_table, require_output
 
 
 def audit(
@@ -61,6 +61,8 @@ def audit(
     from vitrail.bench.report import find_run
     from vitrail.models.percentages import percent
 
+    if to is not None:
+        require_output(to)
     other = None if against is None else find_run(against, runs)
     with err.status("Audit") as status:
         found, page = write_audit(

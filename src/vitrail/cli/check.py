@@ -22,6 +22,7 @@ from vitrail.cli.common import (
     parse_targets,
     progress_bar,
     require_files,
+    require_output,
 )
 from vitrail.cli.explain_texts import (
     AnswerOption,
@@ -78,6 +79,7 @@ def check(
 
     if to is not None:
         require("matplotlib", "plot", "draw the figures that --out writes")
+        require_output(to)
     options = LanguageOptions(token, answer, named.against if token or answer else None, None, units)
     if token or answer:
         named = replace(named, against=None)

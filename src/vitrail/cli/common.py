@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from vitrail.cli.network import no_retries
-from vitrail.errors import InputError
+from vitrail.errors import InputError, writing
 
 out = Console()
 err = Console(stderr=True)
@@ -117,6 +118,25 @@ def require_files(paths: Iterable[Path]) -> None:
     if missing:
         verb = "does" if len(missing) == 1 else "do"
         raise InputError(f"{', '.join(missing)} {verb} not exist: check the path{'s' * (len(missing) > 1)}")
+
+
+def require_output(path: Path, *, folder: bool = True) -> None:
+    """Refuse a folder or file of results that cannot be written, before anything is computed; makes nothing.
+
+    Raises:
+        OutputError: The nearest folder that exists cannot be written to, or is a file.
+    """
+    advice = f"choose another {'folder' if folder else 'file'} with --out"
+    with writing(path, advice):
+        own = path.absolute()
+        to_make = own if folder else own.parent
+        existing = next(one for one in (to_make, *to_make.parents) if one.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is a file")
+        if not folder and own.is_dir():
+            raise IsADirectoryError(f"{own} is a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {existing}")
 
 
 @contextmanager

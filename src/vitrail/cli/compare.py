@@ -19,6 +19,7 @@ from vitrail.cli.common import (
     out,
     plain_table,
     require_files,
+    require_output,
 )
 from vitrail.cli.explain_texts import (
     AnswerOption,
@@ -72,6 +73,8 @@ def compare(
     from vitrail.tools.compare import MOST_IMAGES
     from vitrail.tools.compare import compare as compare_methods
 
+    if to is not None:
+        require_output(to, folder=False)
     options = LanguageOptions(token, answer, named.against if token or answer else None, None, units)
     given = dict[str, Any]()
     opened: Any
@@ -91,9 +94,6 @@ def compare(
             out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
         opened = [open_image(file) for file in files[:MOST_IMAGES]]
         loaded = load_model(model, weights, device, scores)
-    if to is not None:
-        with writing(to, "choose another file with --out"):  # before methods are compared
-            to.parent.mkdir(parents=True, exist_ok=True)
     comparison = compare_methods(loaded, opened, method, **given)
     # Without masks there is no localisation.
     headings = ("method", "faithfulness ↑", "difference to the first", "class\nsimil-\narity ↓", "forward\npasses ↓")
@@ -108,6 +108,7 @@ def compare(
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         with writing(to, "choose another file with --out"):
+            to.parent.mkdir(parents=True, exist_ok=True)
             to.write_text(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

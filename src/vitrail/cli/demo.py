@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.common import err, out, progress_bar
+from vitrail.cli.common import err, out, progress_bar, require_output
 
 
 def demo(
@@ -24,6 +24,7 @@ def demo(
     """
     from vitrail.tools.demo import demo_methods
 
+    require_output(to)
     methods, expensive = demo_methods("scenes", every)
     run_demo(to, methods, "scenes")
     if expensive:

@@ -25,6 +25,7 @@ from vitrail.cli.common import (
     plain_table,
     progress_bar,
     require_files,
+    require_output,
 )
 from vitrail.cli.demo import run_demo
 from vitrail.cli.explain_directory import explain_directory
@@ -147,6 +148,7 @@ def explain(
     """
     methods = list(dict.fromkeys(method or [DEFAULT]))
     _check_names(methods, imports)
+    require_output(to)
     folder = next((text for text in images or () if is_address(text) or Path(text).is_dir()), None)
     language = LanguageOptions(token, answer, named.against if token or answer else None, generate, units)
     if language.given and not text:

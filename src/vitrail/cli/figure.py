@@ -22,6 +22,7 @@ from vitrail.cli.common import (
     parse_targets,
     plain_table,
     require_files,
+    require_output,
 )
 from vitrail.errors import InputError, OptionError, OutputError, require, writing
 from vitrail.tools.figures.registry import FIGURES, Progress, draw, find_figure
@@ -75,6 +76,7 @@ def figure(
     to = Path("out") / f"{name}.png" if to is None else to
     if to.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{to} has an unsupported file type: use one of {', '.join(SUFFIXES)}")
+    require_output(to, folder=False)
     options = dict(_parse_option(text) for text in option or ())
     require_files(images or ())
     for path in images or ():  # report an unreadable file before the model is loaded

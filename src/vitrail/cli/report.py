@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.common import open_in_browser, out
+from vitrail.cli.common import open_in_browser, out, require_output
 
 
 def report(
@@ -55,6 +55,9 @@ def report(
     """
     from vitrail.bench.report import find_run, write_rationale_report, write_report
 
+    for folder in (to, leaderboard):
+        if folder is not None:
+            require_output(folder)
     if run is not None and Path(run).suffix == ".json":
         page = write_rationale_report(run, to)
     else:

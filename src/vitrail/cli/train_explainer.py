@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, err, load_model, out
+from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, err, load_model, out, require_output
 from vitrail.errors import ModelError, OptionError
 
 
@@ -65,6 +65,7 @@ def train_explainer(
     )
     if checkpoint < 1:
         raise OptionError(f"--checkpoint {checkpoint} must be at least 1")
+    require_output(to, folder=False)
     loaded = load_model(model, weights, device)
     if loaded.preprocess is None:
         raise ModelError(f"the preprocessing of {model} is unknown: train from Python with TrainingImages")
