@@ -46,7 +46,10 @@ def segmented(table: np.ndarray, reference: np.ndarray | None) -> dict[str, Any]
 
 
 def joined_manifest(before: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of several runs: the larger of two numbers of images, all methods and presets."""
+    """Settings of several runs: the larger of two numbers of images, all methods and presets.
+
+    Runs on another device or with other versions are listed apart.
+    """
 
     def joined(name: str, new: Any) -> Any:
         old = before.get(name)
@@ -54,7 +57,11 @@ def joined_manifest(before: dict[str, Any], settings: dict[str, Any]) -> dict[st
             return list(dict.fromkeys([*old, *new]))
         return max(old, new) if isinstance(new, int) and isinstance(old, int) else new
 
-    return {name: joined(name, new) for name, new in settings.items()}
+    if any(before[name] != settings[name] for name in ("device", "versions") if name in before):
+        return {**before, "elsewhere": [*before.get("elsewhere", []), settings]}
+    return {name: joined(name, new) for name, new in settings.items()} | {
+        name: before[name] for name in ("elsewhere",) if name in before
+    }
 
 
 def values_path(result: Path, model: str) -> Path:
@@ -130,15 +137,23 @@ def refuse_other_examples(
 
 def save_result(path: Path, result: dict[str, Any], values: Values) -> dict[str, Any]:
     """Write a result and its values; those of other parts or methods that are there already stay. Returns both."""
+    file = path.with_suffix(".parquet")
+    save_values(file, values)
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        scores = {key: {**rows, **result["scores"].get(key, {})} for key, rows in before["scores"].items()}
+        settings = joined_manifest(before["manifest"], result["manifest"])
+        if settings.get("elsewhere", [None])[-1] == result["manifest"]:  # times on two devices are not one table
+            result = {key: own for key, own in result.items() if key != "milliseconds"}
         # Rows by method, such as mIoU and checks; those of other methods stay.
         by_method = {key: {**before.get(key, {}), **own} for key, own in result.items() if isinstance(own, dict)}
-        settings = joined_manifest(before["manifest"], result["manifest"])
-        result = {**before, **result, **by_method, "scores": {**result["scores"], **scores}, "manifest": settings}
+        # A row has its difference to another method, which the further run need not have measured.
+        found = summarise({score: own for score, own in read_values(file).items() if score in result["scores"]})
+        scores = before["scores"] | {
+            score: before["scores"].get(score, {}) | {method: rows[method] for method in result["scores"][score]}
+            for score, rows in found.items()
+        }
+        result = {**before, **result, **by_method, "scores": scores, "manifest": settings}
     save_json(path, result)
-    save_values(path.with_suffix(".parquet"), values)
     return result
 
 

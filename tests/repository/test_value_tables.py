@@ -30,3 +30,22 @@ def test_rows_and_scores_of_other_methods_stay(tmp_path, monkeypatch):
     values = value_tables.read_values(path.with_suffix(".parquet"))["saco"]
     assert [round(v, 3) for v in values["first"] + values["second"]] == [0.4, 0.6, 0.7, 0.8]
     sys.modules.pop("value_tables")
+
+
+def test_runs_on_another_device_are_listed_apart_and_their_rows_have_differences(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(STUDIES))
+    import value_tables
+
+    def result(device: str, methods: list[str]) -> dict[str, object]:
+        return {"model": "m", "manifest": {"methods": methods, "device": device}, "milliseconds": {"forward": 1.0},
+                "scores": {"saco": {method: {"images": 2, "mean": [0.0, 0.0, 0.0]} for method in methods}}}  # fmt: skip
+
+    path, reference = tmp_path / "m-1.json", value_tables.OBJECT
+    first = result("gpu", [reference, "second"])
+    value_tables.save_result(path, first, {"saco": {reference: [0.4, 0.6], "second": [0.0, 0.0]}})
+    again = {**result("cpu", ["second"]), "milliseconds": {"forward": 9.0}}
+    found = value_tables.save_result(path, again, {"saco": {"second": [0.7, 0.9]}})
+    assert found["scores"]["saco"]["second"]["to_object"] == [0.3, 0.3, 0.3]
+    assert found["milliseconds"] == {"forward": 1.0}
+    assert found["manifest"] == {**first["manifest"], "elsewhere": [again["manifest"]]}
+    sys.modules.pop("value_tables")
