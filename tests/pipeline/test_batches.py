@@ -152,3 +152,25 @@ def test_relevance_of_a_difference_of_scores_is_that_of_each_image_alone(method:
     found = vitrail.explain(model, IMAGES, **given)[method].grid
     alone = [vitrail.explain(model, IMAGES[i : i + 1], **given)[method].grid for i in range(3)]
     torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-6 * float(found.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["shapley", "context_cite"])
+def test_tokens_are_removed_by_masks_for_pairs_of_tokens_as_by_those_for_tokens(method: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=50, num_labels=3, initializer_range=0.5, **sizes)
+    ).eval()
+    ids = torch.randint(5, 50, (2, 7))
+    valid = torch.arange(7)[None] < torch.tensor([[5], [7]])
+    expected = vitrail.explain(model, {"input_ids": ids, "attention_mask": valid.long()}, method, target=1).grid
+    pairs = valid[:, None, None].expand(-1, 1, 7, -1)
+    found = vitrail.explain(model, {"input_ids": ids, "attention_mask": pairs}, method, target=1).grid
+    assert expected.abs().max() > 1e-3
+    # Random sets of units also have the padding, of which nothing is known, among them.
+    first = 0 if method == "shapley" else 1
+    torch.testing.assert_close(found[first:], expected[first:], rtol=1e-4, atol=1e-5)
+    added = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    with pytest.raises(NotApplicableError, match=r"pass one of shape .* or use removal='fill'"):
+        vitrail.explain(model, {"input_ids": ids, "attention_mask": added}, method, target=1)

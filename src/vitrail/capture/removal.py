@@ -127,12 +127,19 @@ def mask_tokens(model: nn.Module, inputs: ModelInputs, kept: Tensor) -> ModelInp
     """Remove tokens of texts by the attention mask; ``kept`` has shape (b, tokens).
 
     Raises:
-        NotApplicableError: The model has no attention mask.
+        NotApplicableError: The model has no attention mask, or one for pairs of tokens that is added to the scores.
     """
     if "attention_mask" not in signature(model.forward).parameters:
         raise NotApplicableError(f"{type(model).__name__} takes no attention_mask: use removal='fill'")
     mask = inputs.kwargs.get("attention_mask", torch.ones_like(kept, dtype=torch.long))
-    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask * kept.to(mask)})
+    if mask.dim() > 2 and (mask.dtype != torch.bool or (mask.shape[0], mask.shape[-1]) != kept.shape):
+        raise NotApplicableError(
+            f"tokens cannot be removed by an attention_mask of shape {tuple(mask.shape)} and {mask.dtype}: pass one of "
+            f"shape {tuple(kept.shape)} or a boolean one for pairs of tokens, or use removal='fill'"
+        )
+    # Of a mask for pairs of tokens, shape (b, …, queries, keys), the keys are removed.
+    rows = kept.view(kept.shape[0], *(1,) * (mask.dim() - 2), kept.shape[1])
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask * rows.to(mask)})
 
 
 class TokenDropper:
