@@ -172,5 +172,9 @@ def test_tokens_are_removed_by_masks_for_pairs_of_tokens_as_by_those_for_tokens(
     first = 0 if method == "shapley" else 1
     torch.testing.assert_close(found[first:], expected[first:], rtol=1e-4, atol=1e-5)
     added = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
-    with pytest.raises(NotApplicableError, match=r"pass one of shape .* or use removal='fill'"):
-        vitrail.explain(model, {"input_ids": ids, "attention_mask": added}, method, target=1)
+    given = {"input_ids": ids, "attention_mask": added}
+    for removal, reason in {"mask": "pass one of shape", "tokens": "are not left out beside"}.items():
+        with pytest.raises(NotApplicableError, match=reason):
+            vitrail.explain(model, given, methods={method: {"removal": removal}}, target=1)
+    filled = vitrail.explain(model, given, methods={method: {"removal": "fill"}}, target=1)[method].grid
+    assert torch.equal(vitrail.explain(model, given, method, target=1).grid, filled)

@@ -114,7 +114,16 @@ def all_tokens(kept: Tensor, prefix: int, tokens: int) -> Tensor:
 
 
 def drop_tokens(inputs: ModelInputs, kept: Tensor) -> ModelInputs:
-    """Shorten texts to the tokens that are kept, equally many in each; ``kept`` has shape (b, tokens)."""
+    """Shorten texts to the tokens that are kept, equally many in each; ``kept`` has shape (b, tokens).
+
+    Raises:
+        NotApplicableError: There is an attention mask for pairs of tokens.
+    """
+    mask = inputs.kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() > 2:
+        raise NotApplicableError(
+            "tokens are not left out beside an attention_mask for pairs of tokens: use removal='mask' or removal='fill'"
+        )
     index = kept_indices(kept if inputs.valid is None else kept & inputs.valid)
 
     def shorten(tensor: Tensor) -> Tensor:
@@ -131,7 +140,7 @@ def mask_tokens(model: nn.Module, inputs: ModelInputs, kept: Tensor) -> ModelInp
     """
     if "attention_mask" not in signature(model.forward).parameters:
         raise NotApplicableError(f"{type(model).__name__} takes no attention_mask: use removal='fill'")
-    mask = inputs.kwargs.get("attention_mask", torch.ones_like(kept, dtype=torch.long))
+    mask: Tensor = inputs.kwargs.get("attention_mask", torch.ones_like(kept, dtype=torch.long))
     if mask.dim() > 2 and (mask.dtype != torch.bool or (mask.shape[0], mask.shape[-1]) != kept.shape):
         raise NotApplicableError(
             f"tokens cannot be removed by an attention_mask of shape {tuple(mask.shape)} and {mask.dtype}: pass one of "

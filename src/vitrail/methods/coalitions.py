@@ -160,7 +160,9 @@ class CoalitionGame:
                 "removal='fill'"
             )
         elif self.text:
-            self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
+            one = kept.cumsum(1) == 1
+            self._shortened_text(one, owner)
+            self._try(removal, one, owner)
         elif removal == "tokens":
             self.dropper = TokenDropper(probe.model, probe.model_inputs, probe.structure.layout)
             self._try(removal, kept.expand(2, -1), owner.expand(2))
@@ -214,9 +216,7 @@ class CoalitionGame:
         if self.text and removal == "mask":
             return run_model(probe.model, self._masked_text(kept, owner))
         if self.text:
-            inputs = probe.model_inputs.indexed(owner)
-            assert inputs.words is not None
-            return run_model(probe.model, drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1])))
+            return run_model(probe.model, self._shortened_text(kept, owner))
         if removal == "mask":
             return attention_without(probe.model, probe.fed(probe.images[owner], owner), probe.structure, kept)
         assert self.dropper is not None
@@ -226,6 +226,11 @@ class CoalitionGame:
         inputs = self.probe.model_inputs.indexed(owner)
         assert inputs.words is not None
         return mask_tokens(self.probe.model, inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
+
+    def _shortened_text(self, kept: Tensor, owner: Tensor) -> ModelInputs:
+        inputs = self.probe.model_inputs.indexed(owner)
+        assert inputs.words is not None
+        return drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
 
     def _filled(self, kept: Tensor, owner: Tensor) -> Tensor:
         given = self.probe.inputs[owner]
