@@ -154,18 +154,19 @@ def test_relevance_of_a_difference_of_scores_is_that_of_each_image_alone(method:
     torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-6 * float(found.abs().max()))
 
 
-@pytest.mark.parametrize("method", ["shapley", "context_cite"])
-def test_tokens_are_removed_by_masks_for_pairs_of_tokens_as_by_those_for_tokens(method: str) -> None:
+# With 32 tokens a mask for pairs of tokens has as many rows as a pass has sets of units: it broadcast, without an error.
+@pytest.mark.parametrize(("method", "tokens"), [("shapley", 7), ("context_cite", 7), ("context_cite", 32)])
+def test_tokens_are_removed_by_masks_for_pairs_of_tokens_as_by_those_for_tokens(method: str, tokens: int) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     model = transformers.BertForSequenceClassification(
         transformers.BertConfig(vocab_size=50, num_labels=3, initializer_range=0.5, **sizes)
     ).eval()
-    ids = torch.randint(5, 50, (2, 7))
-    valid = torch.arange(7)[None] < torch.tensor([[5], [7]])
+    ids = torch.randint(5, 50, (2, tokens))
+    valid = torch.arange(tokens)[None] < torch.tensor([[tokens - 2], [tokens]])
     expected = vitrail.explain(model, {"input_ids": ids, "attention_mask": valid.long()}, method, target=1).grid
-    pairs = valid[:, None, None].expand(-1, 1, 7, -1)
+    pairs = valid[:, None, None].expand(-1, 1, tokens, -1)
     found = vitrail.explain(model, {"input_ids": ids, "attention_mask": pairs}, method, target=1).grid
     assert expected.abs().max() > 1e-3
     # Random sets of units also have the padding, of which nothing is known, among them.
