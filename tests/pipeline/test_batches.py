@@ -154,7 +154,7 @@ def test_relevance_of_a_difference_of_scores_is_that_of_each_image_alone(method:
     torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-6 * float(found.abs().max()))
 
 
-# With 32 tokens a mask for pairs of tokens has as many rows as a pass has sets of units: it broadcast, without an error.
+# With 32 tokens a mask for pairs of tokens has as many rows as a pass has sets of units: it broadcast, without error.
 @pytest.mark.parametrize(("method", "tokens"), [("shapley", 7), ("context_cite", 7), ("context_cite", 32)])
 def test_tokens_are_removed_by_masks_for_pairs_of_tokens_as_by_those_for_tokens(method: str, tokens: int) -> None:
     transformers = pytest.importorskip("transformers")
