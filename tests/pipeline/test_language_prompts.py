@@ -302,11 +302,15 @@ def test_a_missing_tokenizer_is_named():
     assert close(e.grid[..., 1:], named.grid[..., 1:])  # <s> is a token like others where the tokenizer is unknown
 
 
-def test_scores_that_are_not_finite_are_refused():
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(torch.nan, "weights are not finite: head.weight"), (3e38, "scores of MarkedCopy are not finite")],
+)
+def test_scores_that_are_not_finite_are_refused(value, reason):
     model = MarkedCopy()
     with torch.no_grad():
-        model.head.weight[0, 0] = torch.nan
-    with pytest.raises(ModelError, match="scores of MarkedCopy are not finite"):
+        model.head.weight[0] = value
+    with pytest.raises(ModelError, match=reason):
         vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=word_tokens(), target="Paris")
 
 
