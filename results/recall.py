@@ -126,7 +126,7 @@ def markdown(
     more, rule = ("prompts | ", "---:|") if counts else ("", "")
     lines = [
         f"| method | {more}{' | '.join(f'{head} {arrow}' for head in heads)} |",
-        f"|---|{rule}{'---|' * len(heads)}",
+        f"|---|{rule}{'---:|' * len(heads)}",
     ]
     for method in sorted(rows, key=lambda m: (m in controls, -mean(m), m)):
         name = f"{method} (control)" if method in controls else f"`{method}`"

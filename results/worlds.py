@@ -58,7 +58,7 @@ def table_of(rows: list[dict[str, Any]], task: str) -> str:
     scores = [score for score, name in names.items() if name and any(row["score"] == score for row in own)]
     values = {(row["method"], row["score"]): row for row in own}
     methods = sorted({row["method"] for row in own}, key=lambda m: (m in CONTROLS, -values[m, scores[0]]["mean"], m))
-    lines = [f"| method | {' | '.join(f'{names[s]} ↑' for s in scores)} |", f"|---|{'---|' * len(scores)}"]
+    lines = [f"| method | {' | '.join(f'{names[s]} ↑' for s in scores)} |", f"|---|{'---:|' * len(scores)}"]
     counts = {method: max(row["examples"] for row in own if row["method"] == method) for method in methods}
     most = max(counts.values())
     for method in methods:
@@ -90,7 +90,7 @@ def method_table(rows: list[dict[str, Any]], method: str) -> str:
     """One Markdown table: scores of a method and its variants on all tasks."""
     shown = {"share": "discrimination", "top": "top word right", "better": "better than random removal"}
     methods = [m for m in dict.fromkeys(row["method"] for row in rows) if m.partition(":")[0] == method]
-    lines = [f"| task | method | {' | '.join(f'{name} ↑' for name in shown.values())} |", "|---|---|---|---|---|"]
+    lines = [f"| task | method | {' | '.join(f'{name} ↑' for name in shown.values())} |", "|---|---|---:|---:|---:|"]
     for task, title in TASKS.items():
         for name in methods:
             own = {row["score"]: row for row in rows if (row["task"], row["method"]) == (task, name)}
