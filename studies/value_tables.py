@@ -59,9 +59,8 @@ def joined_manifest(before: dict[str, Any], settings: dict[str, Any]) -> dict[st
 
     if any(before[name] != settings[name] for name in ("device", "versions") if name in before):
         return {**before, "elsewhere": [*before.get("elsewhere", []), settings]}
-    return {name: joined(name, new) for name, new in settings.items()} | {
-        name: before[name] for name in ("elsewhere",) if name in before
-    }
+    manifest = {name: joined(name, new) for name, new in settings.items()}
+    return {**manifest, "elsewhere": before["elsewhere"]} if "elsewhere" in before else manifest
 
 
 def values_path(result: Path, model: str) -> Path:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.cli.test_app import MODEL, vitrail
 from vitrail.cli import common
-from vitrail.errors import GuessWarning
+from vitrail.errors import GuessWarning, OutputError
 from vitrail.models.preprocess import Preprocess
 
 command = import_module("vitrail.cli.explain")
@@ -87,6 +87,16 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_loaded(wo
         (closed / "found.png").mkdir()
         done = vitrail(*command, "--out", closed / "found.png")
         assert f"({closed / 'found.png'} is a folder)" in done.stderr
+
+
+def test_a_file_that_exists_is_written_in_a_folder_without_permission(tmp_path, monkeypatch):
+    written, kept = tmp_path / "pipe", tmp_path / "kept.json"
+    written.touch()
+    kept.touch()
+    monkeypatch.setattr(common.os, "access", lambda path, _: path == written)
+    common.require_output(written, folder=False)
+    with pytest.raises(OutputError, match=r"no permission to write to .*kept\.json"):
+        common.require_output(kept, folder=False)
 
 
 def test_a_missing_folder_of_a_comparison_is_made(photo, tmp_path, monkeypatch):

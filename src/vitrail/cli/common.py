@@ -126,16 +126,19 @@ def require_output(path: Path, *, folder: bool = True) -> None:
     Raises:
         OutputError: The nearest folder that exists cannot be written to, or is a file.
     """
-    advice = f"choose another {'folder' if folder else 'file'} with --out"
-    with writing(path, advice):
-        own = path.absolute()
-        to_make = own if folder else own.parent
-        existing = next(one for one in (to_make, *to_make.parents) if one.exists())
-        if not existing.is_dir():
-            raise NotADirectoryError(f"{existing} is a file")
+    own = path.absolute()
+    with writing(path, f"choose another {'folder' if folder else 'file'} with --out"):
         if not folder and own.is_dir():
             raise IsADirectoryError(f"{own} is a folder")
-        if not os.access(existing, os.W_OK | os.X_OK):
+        if not folder and own.exists():  # a file that is written in place, such as /dev/stdout
+            existing, needed = own, os.W_OK
+        else:
+            to_make = own if folder else own.parent
+            existing = next(one for one in (to_make, *to_make.parents) if one.exists())
+            needed = os.W_OK | os.X_OK
+            if not existing.is_dir():
+                raise NotADirectoryError(f"{existing} is a file")
+        if not os.access(existing, needed):
             raise PermissionError(f"no permission to write to {existing}")
 
 

@@ -66,6 +66,7 @@ def train_explainer(
     if checkpoint < 1:
         raise OptionError(f"--checkpoint {checkpoint} must be at least 1")
     require_output(to, folder=False)
+    require_output(to.parent)  # for checkpoints and the card
     loaded = load_model(model, weights, device)
     if loaded.preprocess is None:
         raise ModelError(f"the preprocessing of {model} is unknown: train from Python with TrainingImages")
